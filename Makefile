@@ -71,7 +71,7 @@ bench-serve: build ## A cluster of 1 + 1 beside llama-server and vllm serve unde
 bench-clients: build ## `baton bench serve` beside AIPerf, on one cluster of 1 + 1 under the same load: 9 minutes (RATE=2 ...)
 	@scripts/bench-clients.sh
 
-bench-structured: build ## What structured output costs: gaps between tokens of 16 answers at a time, free and held to a JSON schema: 2 minutes (ROUNDS=5)
+bench-structured: build ## What structured output costs: gaps between tokens of 16 answers at a time, free and bound to a JSON schema: 2 minutes (ROUNDS=5)
 	@scripts/bench-structured.sh
 
 sim: ## Play a trace through production's scheduling: Baton's policies, Mooncake's and a cache-aware router's at 1 to 4 times its speed (TRACE=FILE, SIM="--jitter 3 ...")
@@ -79,7 +79,7 @@ sim: ## Play a trace through production's scheduling: Baton's policies, Mooncake
 	$(CARGO) build --locked --package baton-cli --bins
 	@"$(BIN)/baton" simulate --trace "$(TRACE)" --compare pairs --curve 1:4:0.5 --ttft-slo-ms 30000 --tbt-slo-ms 100 $(SIM)
 
-lint: ## Format, clippy, licences and sources of dependencies, lock files, rustdoc with its examples
+lint: ## Words, format, clippy, licences and sources of dependencies, lock files, rustdoc with its examples
 	@scripts/lint.sh
 
 fmt: ## Format everything

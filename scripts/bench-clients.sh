@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `baton bench serve` beside AIPerf (of PyPI, unmodified) on one cluster of 1 + 1 processes: the same requests at the same times, in turn. Their figures should
-# agree. Takes 8 minutes.
+# `baton bench serve` and AIPerf (of PyPI, unmodified) on one cluster of 1 + 1 processes. Both send
+# the same requests at the same times, in turn. Their figures should agree. Takes 8 minutes.
 #
 #   RATE       requests per second, at random times  (2)
 #   DURATION   seconds of each load                  (30)

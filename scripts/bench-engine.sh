@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Baton's engine beside llama.cpp and vLLM on this CPU: the same weights, threads, prompts and contexts, all in turn, several rounds, one table
-# (make bench-engine).
+# Baton's engine, llama.cpp and vLLM compared on this CPU: the same weights, threads, prompts and
+# contexts. All run in turn, several rounds, one table (make bench-engine).
 #
 #   ROUNDS    rounds; the table has medians                            (5)
 #   REPEATS   repeats of each measurement in a round, medians too      (3)

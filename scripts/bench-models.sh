@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# The model files of the engines' benches, in the cache, each made once out of the demo's model: the same weights in several types. Prints lines NAME=PATH.
-# Arguments choose: q4_1, q4_0, q8_0, bf16 (all). The last is a folder as on Hugging Face; BATON_MODEL gives another GGUF file to start from.
+# The model files of the engines' benches, in the cache: the same weights in several types. Each is
+# made once out of the demo's model. Prints lines NAME=PATH. Arguments choose: q4_1, q4_0, q8_0,
+# bf16 (all). The last is a folder as on Hugging Face; BATON_MODEL gives another GGUF file to start
+# from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${BATON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/baton}

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The transfer engine over RDMA beside perftest, both in one virtual machine (scripts/rdma-guest.sh): writes against ib_write_bw, reads against ib_read_bw, in
-# turn, several rounds, one table. The rates are those of emulation: only their ratio says something.
+# The transfer engine over RDMA and perftest compared, both in one virtual machine
+# (scripts/rdma-guest.sh). Writes run against ib_write_bw, reads against ib_read_bw, in turn,
+# several rounds, one table. The rates are those of emulation: only their ratio says something.
 #
 #   ROUNDS         rounds; the table has medians     (5)
 #   SECONDS_EACH   seconds of each measurement, about (2)
@@ -26,7 +27,7 @@ rounds=${ROUNDS:-5} seconds=${SECONDS_EACH:-2} set=${WORKING_SET:-256MiB} sizes=
 GUEST
 cat >>"$work/measure" <<'GUEST'
 # Lines for the table: who, operation, size, GB/s (1e9 bytes), and a remark. A failure shows as a line that is no figure.
-perftest() { # OP SIZE; a number of messages, as its mode of a duration counts nothing where a queue of 128 takes longer than its margins
+perftest() { # OP SIZE; a number of messages, as its mode of a duration counts nothing if a queue of 128 takes longer than its margins
   options="-d rxe0 -s $2 -n $((seconds * 96 * 1048576 / $2)) -F --report_gbits"
   "ib_$1_bw" $options >/tmp/server 2>&1 &
   server=$!

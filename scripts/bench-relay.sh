@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What a conductor on one core adds to the gaps between tokens: mock nodes with an even step, many streams at once (make bench-relay).
+# What a conductor on one core adds to the gaps between tokens (make bench-relay). Mock nodes have
+# an even step, and many streams run at once.
 #
 #   STREAMS    streams at once                                          (2000)
 #   STEP_MS    a decode step; 40 ms and 2,000 streams are 50,000 tokens per second  (40)
@@ -9,8 +10,9 @@
 #   PERF       a file for `perf record` of the conductor                (none)
 #   PERF_GRAPH how `perf` finds callers: fp, dwarf                      (fp)
 #   PERF_ALL   a file for `perf record` of the whole machine            (none)
-#   JSON       prints JSON where it is not empty                        (none)
-# Nodes and client share what cores are left: with one, they are late themselves, and the figures say more of them than of the conductor. STREAMS=100 shows how much.
+#   JSON       prints JSON if it is not empty                           (none)
+# Nodes and client share what cores are left. With one, they are late themselves, and the figures
+# say more of them than of the conductor. STREAMS=100 shows how much.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=${CARGO_TARGET_DIR:-target}/debug

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A Baton cluster of 1 + 1 processes beside llama-server and vllm serve under the same load, one at a time, in turn: first tokens, gaps between tokens, and the
-# highest rate that each bears (make bench-serve).
+# A Baton cluster of 1 + 1 processes, llama-server and vllm serve under the same load, one at a
+# time, in turn. Measured are first tokens, gaps between tokens, and the highest rate that each
+# bears (make bench-serve).
 #
 #   RATE       requests per second of the load that all are compared at  (0.4)
 #   DURATION   seconds of each load                                      (60)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What structured output costs: 16 answers at a time of a cluster of 1 + 1 processes, free and held to a JSON schema, in turn. Takes 2 minutes.
+# What structured output costs: 16 answers at a time of a cluster of 1 + 1 processes, in turn free
+# and bound to a JSON schema. Takes 2 minutes.
 #
 #   ROUNDS     rounds; the table has medians         (5)
 #   BATON      the binary; the others are beside it  (target/debug/baton)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The transfer engine beside a bare loop, memcpy, iperf3, Mooncake and NIXL on this machine: all in turn, several rounds, one table (make bench-transfer).
+# The transfer engine, a bare loop, memcpy, iperf3, Mooncake and NIXL compared on this machine. All
+# run in turn, several rounds, one table (make bench-transfer).
 #
 #   SECONDS_EACH   seconds of each measurement        (3)
 #   ROUNDS         rounds; the table has medians      (5)

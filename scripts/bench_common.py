@@ -55,12 +55,12 @@ def run_main(main):
 
 
 def last_line(text):
-    """What a process said last, shortened; nothing where it said nothing."""
+    """What a process said last, shortened; nothing if it said nothing."""
     return (text.strip().splitlines() or [""])[-1][-160:]
 
 
 def progress(text):
-    """What is measured now: on a terminal in one line that nothing ends with, elsewhere a line each, so that a log says where a long run is."""
+    """What is measured now: on a terminal in one line that is overwritten, else a line each, so that a log shows progress."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
     elif text:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs Baton's engine, llama.cpp and vLLM in turn, round after round, and prints one table: medians of tokens/s, and the ratios that Baton is to reach."""
+"""Runs Baton's engine, llama.cpp and vLLM in turn, in rounds, and prints a table: medians of tokens/s, and the ratios that Baton is to reach."""
 import argparse
 import json
 import math
@@ -76,7 +76,7 @@ def output(args, command, limit=900):
 
 
 class Baton:
-    """Prompts and tokens are computed by different nodes, each with the arithmetic that is the fastest for them."""
+    """Prompts and tokens are computed by different nodes, each with the compute dtype that is the fastest for them."""
 
     def __init__(self, args):
         self.args = args
@@ -234,7 +234,7 @@ def short(figure):
 
 
 def turns(args):
-    """(label, side, model, threads) of a round, those that are compared beside each other."""
+    """(label, side, model, threads) of a round, those that are compared next to each other."""
     for model in args.models:
         name = NAMES[model]
         if args.baton:
@@ -300,7 +300,7 @@ def cell(ratio, goal):
 
 
 NOTES = """Tokens/s, medians of {rounds} rounds of {repeats} runs each; {threads} threads of each side on cores {cores}.
-Decode: all sequences together, from {context} tokens of context on. Loading and warming up do not count. In parentheses what is to be reached, with 'not' where it is not.
+Decode: all sequences together, from {context} tokens of context on. Loading and warming up do not count. In parentheses what is to be reached, with 'not' if it is not.
 Baton and llama.cpp compute logits and sample nothing; vLLM schedules and samples, which its API does not leave out."""
 
 
@@ -317,7 +317,7 @@ def table(args, figures, problems, sides):
         lines.append(row(label, (cell(found[figure], goals[figure]) for figure in FIGURES)))
     lines += ["", NOTES.format(rounds=args.rounds, repeats=args.repeats, threads=args.threads, cores=cores(args), context=CONTEXT)]
     if "baton" in sides:
-        lines += [f"Baton's compute_dtype, {NAMES[model]}: {sides['baton'].chosen(model)}" for model in sides["baton"].best]
+        lines += [f"Baton's compute dtype, {NAMES[model]}: {sides['baton'].chosen(model)}" for model in sides["baton"].best]
     if "llama" in sides:
         lines += [f"llama.cpp's best ways, {NAMES[model]}: {sides['llama'].chosen(model)}" for model in sides["llama"].best]
     if "vllm" in sides and sides["vllm"].idle and (most := max(sides["vllm"].idle)) > MOST_IDLE_CPU:

@@ -34,7 +34,7 @@ def arguments():
 
 
 def memory(length, fill):
-    """Pages of the system's usual size, as everybody else's here; numpy would ask for huge ones."""
+    """Pages of the system's usual size, as those of the others here; numpy would ask for huge ones."""
     region = np.frombuffer(mmap.mmap(-1, length), dtype=np.uint8)
     if fill:
         words = np.arange(length // 8, dtype=np.uint64) + np.uint64(1)

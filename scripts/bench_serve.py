@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Puts a Baton cluster, llama-server and vllm serve under the same load, in turn, and prints one table: first tokens, gaps, the highest rate each bears."""
+"""Puts a Baton cluster, llama-server and vllm serve under the same load, in turn. Prints one table: first tokens, gaps, the highest rate each bears."""
 import argparse
 import json
 import math
@@ -135,7 +135,7 @@ class Server:
 
 
 class Baton(Server):
-    """A prefill and a decode process, each with a core of its own; the conductor has both, as the servers' HTTP has on the other sides."""
+    """A prefill and a decode process, each with a core of its own. The conductor has both, as the servers' HTTP has on the other sides."""
 
     def command(self):
         command = [self.args.baton, "up", "--model", self.args.files["q4_1"], "--prefill", 1, "--decode", 1, "--threads", 1]
@@ -223,7 +223,7 @@ class Bench:
             self.batch = min(self.tried, key=lambda batch: (-self.tried[batch]["goodput_share"], self.tried[batch]["tbt_tail_p90_s"] or worst))
 
     def attempt(self, side, what, when=""):
-        """What a side's measurement gives; none where it cannot be, now or before."""
+        """What a side's measurement gives; none if it cannot be, now or before."""
         if side in self.problems:
             return None
         if when:
@@ -359,7 +359,7 @@ def bar(share):
 
 NOTES = """{rounds} rounds of {duration:g} s, medians; {chars} characters of prompt, {tokens} tokens of answer, times drawn as Poisson's, the same for all.
 All on cores {cores}: Baton's two nodes have one each, the others compute with two threads. TBT is the mean of a request's gaps, the tail the mean of the
-longest tenth of them; both over requests. Good: TTFT within {ttft} and the tail within {tbt}. Highest: where {share:.0%} of the requests are
+longest tenth of them; both over requests. Good: TTFT within {ttft} and the tail within {tbt}. Highest: the rate at which {share:.0%} of the requests are
 good still, within {narrow:.0%}; no median, for each rate but {rate:g}/s was measured once."""
 
 

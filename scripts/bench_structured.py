@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Puts one cluster under 16 answers at a time, free and held to a JSON schema, in turn, and prints the gaps between tokens of both."""
+"""Puts one cluster under 16 answers at a time, in turn free and bound to a JSON schema, and prints both's gaps between tokens."""
 import argparse
 import json
 import shutil

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs all movers of bytes in turn, round after round, and prints one table: medians of GB/s, and ratios to the bare loop and to memcpy."""
+"""Runs all sides in turn, round after round, and prints one table: medians of GB/s, and ratios to the bare loop and to memcpy."""
 import argparse
 import json
 import os
@@ -59,7 +59,7 @@ def run(command, limit, environment=None):
 
 
 def reason(text):
-    """The last line, or what is in it where it is Baton's error in JSON."""
+    """The last line, or what is in it if it is Baton's error in JSON."""
     last = (text.strip().splitlines() or [""])[-1]
     try:
         return json.loads(last)["error"]["message"]
@@ -153,7 +153,7 @@ def nixl(block, spans, transports, progress):
 
 
 def rows():
-    """(name, what measures it). Where there are several ways to run a tool, the best counts."""
+    """(name, what measures it). If there are several ways to run a tool, the best counts."""
     for block, label in [(MIB, "1 MiB"), (64 << 10, "64 KiB")]:
         yield f"bare loop, {label}", {"": baton("--baseline", "copy-loop", "--block-bytes", str(block))}
     yield "memcpy, 1 MiB", {"": baton("--baseline", "memcpy")}

@@ -48,7 +48,7 @@ printf '\n> %s\n' "$follow_up"
 printf '\n'
 cat "$work/timeline"
 
-printf '\nHow the KV moved:\n'
+printf '\nHow the KV was transferred:\n'
 # Nodes report once a second.
 sleep 1.2
 "$baton" nodes --transport

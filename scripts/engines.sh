@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The engines that Baton's is measured beside, in the cache, each built or installed once: llama.cpp, built for this very CPU, and vLLM for CPUs. Prints
-# their folders as lines NAME=PATH. Arguments choose: llama, vllm (both).
+# The engines that Baton's is compared with, in the cache: llama.cpp, built for this very CPU, and
+# vLLM for CPUs. Each is built or installed once. Prints their folders as lines NAME=PATH. Arguments
+# choose: llama, vllm (both).
 #
 #   LLAMA   where llama-bench, llama-batched-bench, llama-server and llama-quantize are
 #   VLLM    a Python environment
@@ -29,7 +30,8 @@ install_llama() {
   if [[ ! -e $bin/built ]]; then
     need g++ build-essential && need cmake cmake || exit 1
     local new compiler=()
-    # GCC 12 takes the shape of matrix tiles that ggml writes for dead and drops it: the build ends with signal 11 where the CPU has them.
+    # GCC 12 takes the shape of matrix tiles that ggml writes for dead and drops it. If the CPU has
+    # tiles, the build then ends with signal 11.
     if grep -qw amx_tile /proc/cpuinfo; then
       need clang++ clang && need "$(clang -print-file-name=include/omp.h)" libomp-dev || exit 1
       compiler=(-DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++)
@@ -67,7 +69,7 @@ install_vllm() {
     need "/usr/lib/$(uname -m)-linux-gnu/libnuma.so.1" libnuma1 || exit 1
     # Its guide for CPUs wants this allocator loaded before all else.
     need "/usr/lib/$(uname -m)-linux-gnu/libtcmalloc_minimal.so.4" libtcmalloc-minimal4 || say "going on without it: vLLM is a little slower"
-    say "installing $vllm into $venv (6 GB: its PyTorch brings CUDA's libraries, which nothing here uses)"
+    say "installing $vllm into $venv (6 GB: its PyTorch comes with CUDA's libraries, which nothing here uses)"
     rm -rf "$venv"
     "$python" -m venv "$venv"
     local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary=:all:)

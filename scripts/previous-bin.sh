@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Builds the binaries of the commit before this one, and prints the folder that they are in: for the test of a rolling
-# restart. The first time this takes as long as any first build. BATON_PREVIOUS_BIN=/folder overrides; BATON_CACHE says
-# where they are kept. Exit status 77: there is no such commit, as in a shallow clone.
+# Builds the binaries of the commit before this one, and prints their folder: for the test of a
+# rolling restart. The first time this takes as long as any first build. BATON_PREVIOUS_BIN=/folder
+# overrides; BATON_CACHE says where they are kept. Exit status 77: there is no such commit, as in a
+# shallow clone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 say() { echo "previous-bin: $*" >&2; }

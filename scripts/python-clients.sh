@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Prints the path of a Python that has the official clients of OpenAI and Anthropic, gRPC and Schemathesis. It makes a virtual environment for it where
-# there is none: 200 MB out of PyPI. BATON_PYTHON=/path overrides; BATON_CACHE says where it is kept. Exit status 77: they cannot be had here.
+# Prints the path of a Python that has the official clients of OpenAI and Anthropic, gRPC and
+# Schemathesis. If there is none, it makes a virtual environment: 200 MB out of PyPI.
+# BATON_PYTHON=/path overrides; BATON_CACHE says where it is kept. Exit status 77: they cannot be
+# had here.
 set -euo pipefail
 requirements=$(dirname "$(realpath "$0")")/python-clients.txt
 modules=(anthropic grpc grpc_tools openai schemathesis)

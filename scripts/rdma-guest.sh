@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Runs a command in a small virtual machine that has RDMA devices, so that verbs are tested for real on a machine without an RDMA NIC or KVM: Debian's
-# kernel with Soft-RoCE (rdma_rxe), under software emulation. Throughput is that of emulation: compare it only with perftest in the same guest.
+# Runs a command in a small virtual machine that has RDMA devices: Debian's kernel with Soft-RoCE
+# (rdma_rxe), under software emulation. So verbs are tested for real on a machine without an RDMA
+# NIC or KVM. Throughput is that of emulation: compare it only with perftest in the same guest.
 #
 #   scripts/rdma-guest.sh [-f FILE[:DEST]]... [-m MEMORY_MB] [-t SECONDS] -- COMMAND...
-#   scripts/rdma-guest.sh --check       # exit status 77, and a line that says why, where it cannot run; fetches the kernel
+#   scripts/rdma-guest.sh --check       # exit status 77, and a line that says why, if it cannot run; fetches the kernel
 #   scripts/rdma-guest.sh --install     # the Debian packages it needs (root, with SETUP=1 or CI=true)
 #
 # -f   copies FILE, and the shared libraries it links, into the guest: to /bin/NAME unless DEST says where
@@ -134,7 +135,7 @@ run_guest() {
     grep -q '^rdma-guest-ready' "$work/log" || kill "$(cat "$work/pid")"
   ) >/dev/null 2>&1 &
   local watchdog=$!
-  # Whoever ends this script ends the guest, too.
+  # The end of this script ends the guest, too.
   setpriv --pdeathsig TERM timeout "$limit" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m "$memory" -no-reboot -nic none -display none -vga none \
     -monitor none -serial stdio -pidfile "$work/pid" -kernel "$kernel/boot/vmlinuz-$release" -initrd "$work/initrd" -append "console=ttyS0 panic=-1 quiet" </dev/null |
     sed -u 's/\r//g' | tee "$work/log" | grep --line-buffered -v -e '^rdma-guest-status: ' -e '^rdma-guest-ready' -e 'reboot: Power down' || true

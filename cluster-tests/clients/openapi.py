@@ -17,7 +17,7 @@ from common import address
 SEED, EXAMPLES = 1, 40
 # What fits the document may still be refused: rules between fields and those of the model are not in it. `refusals_name_a_field` stands in for it.
 LEFT_OUT = ["positive_data_acceptance"]
-# Fields that bound an answer. Where one is absent, the answer goes on until the context is full.
+# Fields that bound an answer. If one is absent, the answer goes on until the context is full.
 LENGTHS = {
     "/v1/completions": ["max_tokens"],
     "/v1/chat/completions": ["max_completion_tokens", "max_tokens"],

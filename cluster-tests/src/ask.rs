@@ -28,9 +28,9 @@ pub struct Answer {
     pub reasoning: String,
     /// The tools that it asks for.
     pub tool_calls: Vec<v1::ToolCall>,
-    /// One per token, where asked for.
+    /// One per token, if asked for.
     pub logprobs: Vec<v1::TokenLogprobs>,
-    /// One per position of the prompt, where asked for.
+    /// One per position of the prompt, if asked for.
     pub prompt_logprobs: Vec<v1::TokenLogprobs>,
     /// The last message.
     pub finished: v1::Finished,

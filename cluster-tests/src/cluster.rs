@@ -172,7 +172,8 @@ impl Builder {
             Endpoint::from_shared(format!("http://{address}"))?.tcp_nodelay(true).connect().await
         };
         let channel = connect(&ready.grpc).await?;
-        // Of its own: one that clients leave by the thousand is ended by HTTP/2's guard against resets.
+        // Of its own: one that clients leave by the thousand is ended by HTTP/2's guard against
+        // resets.
         let operators = connect(ready.operators.as_ref().unwrap_or(&ready.grpc)).await?;
         let cluster = Cluster { conductor, prefill, decode, channel, operators, folder };
         cluster.wait_ready(self.prefill + self.decode).await?;
@@ -192,7 +193,7 @@ impl Cluster {
         v1::cluster_client::ClusterClient::new(self.operators.clone())
     }
 
-    /// Calls the conductor's HTTP port: POST where there is a body. Gives status and body.
+    /// Calls the conductor's HTTP port: POST if there is a body. Gives status and body.
     pub async fn http(&self, path: &str, body: Option<&str>) -> anyhow::Result<(u16, String)> {
         let HttpAnswer { status, body, .. } = self.http_with(path, &[], body).await?;
         Ok((status, body))
@@ -278,12 +279,13 @@ impl Cluster {
         Ok(loads)
     }
 
-    /// Waits until no node holds a block for a request, then checks that each block is accounted for.
+    /// Waits until no node holds a block for a request, then checks that each block is accounted
+    /// for.
     pub async fn wait_idle(&self, limit: Duration) -> anyhow::Result<()> {
         self.wait_idle_without(&[], limit).await
     }
 
-    /// The same of the nodes that are left, where some are gone.
+    /// The same of the nodes that are left, if some are gone.
     pub async fn wait_idle_without(&self, gone: &[&str], limit: Duration) -> anyhow::Result<()> {
         self.wait_for("idle cluster", limit, || async {
             Ok(self.check_integrity_without(gone).await?.iter().all(|(_, load)| {
@@ -293,7 +295,8 @@ impl Cluster {
         .await
     }
 
-    /// Ends the first node of a role as a crash would, and starts it again, without its cache; returns once the conductor has noticed both.
+    /// Ends the first node of a role as a crash would, and starts it again, without its cache;
+    /// returns once the conductor has noticed both.
     pub async fn restart(&mut self, builder: &Builder, role: &str) -> anyhow::Result<()> {
         let nodes = self.prefill.len() + self.decode.len();
         let conductor = format!("http://{}", self.conductor.ready.grpc);

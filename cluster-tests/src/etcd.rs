@@ -69,7 +69,7 @@ fn run(data: &Path, client: &str, peer: &str, flags: &[String]) -> anyhow::Resul
 pub struct Certificates(TempDir);
 
 impl Certificates {
-    /// Makes the authority (`ca`), and one that nobody trusts (`other`).
+    /// Makes the authority (`ca`), and one that is not trusted (`other`).
     pub fn new() -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         // Else the host's own decides which extensions there are.

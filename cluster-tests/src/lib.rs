@@ -27,7 +27,8 @@ pub use proxy::{Conduct, PROXIED_HOST, Proxy};
 
 use std::path::PathBuf;
 
-/// The model that `BATON_MODEL` names. Tests that ask for it are ignored by default; `make test` fetches it and runs them.
+/// The model that `BATON_MODEL` names. Tests that ask for it are ignored by default; `make test`
+/// fetches it and runs them.
 pub fn model() -> PathBuf {
     std::env::var_os("BATON_MODEL").expect("BATON_MODEL names a model file (make test sets it)").into()
 }

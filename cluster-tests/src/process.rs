@@ -23,13 +23,13 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 pub struct Ready {
     /// Address of its gRPC services.
     pub grpc: String,
-    /// Address of its HTTP port, where it has one.
+    /// Address of its HTTP port, if it has one.
     pub http: Option<String>,
     /// Address of a node's transfer engine.
     pub transfer: Option<String>,
-    /// Address of a conductor's port for operators, where it has one.
+    /// Address of a conductor's port for operators, if it has one.
     pub operators: Option<String>,
-    /// Address of a conductor's port for nodes, where it has one.
+    /// Address of a conductor's port for nodes, if it has one.
     pub nodes: Option<String>,
 }
 
@@ -58,12 +58,12 @@ pub async fn bench_output(arguments: &[&str]) -> anyhow::Result<Output> {
     tokio::time::timeout(BENCH_LIMIT, output).await.context("the bench did not end")?.context("start")
 }
 
-/// Its report as JSON; nothing may stand on stderr, where nobody looks.
+/// Its report as JSON. Nothing may stand on stderr, which is no terminal here.
 pub async fn bench_report(arguments: &[&str]) -> anyhow::Result<serde_json::Value> {
     let output = bench_output(arguments).await?;
     let stderr = String::from_utf8_lossy(&output.stderr);
     anyhow::ensure!(output.status.success(), "{arguments:?}: {stderr}");
-    assert_eq!(stderr, "", "nothing for people where nobody looks");
+    assert_eq!(stderr, "", "nothing for people if stderr is no terminal");
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
@@ -123,8 +123,8 @@ impl Process {
         self.child.id().unwrap_or(0)
     }
 
-    /// Resident memory of its own, bytes. The arenas of other nodes of this host that it has mapped to read from are not in it: they are resident once, as
-    /// their owners' memory.
+    /// Resident memory of its own, bytes. Arenas of other nodes of this host, which it has mapped
+    /// to read from, are not in it. They are resident once, as their owners' memory.
     pub fn resident_bytes(&self) -> anyhow::Result<u64> {
         let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", self.pid()))?;
         own_resident_bytes(&smaps).context("smaps")
@@ -136,7 +136,7 @@ impl Process {
         cpu_ticks(&stat).map(|ticks| Duration::from_millis(ticks * MILLIS_PER_TICK)).context("stat")
     }
 
-    /// What its metrics page says of a name with its labels; 0 where it is not there.
+    /// What its metrics page says of a name with its labels; 0 if it is not there.
     pub async fn metric(&self, name: &str) -> anyhow::Result<f64> {
         metric(self.ready.operators.as_deref().or(self.ready.http.as_deref()).context("no HTTP port")?, name).await
     }
@@ -162,7 +162,8 @@ impl Process {
     }
 }
 
-/// Of `/proc/PID/stat`: user and system time, fields 14 and 15. The name before them may have spaces.
+/// Of `/proc/PID/stat`: user and system time, fields 14 and 15. The name before them may have
+/// spaces.
 fn cpu_ticks(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
@@ -200,7 +201,8 @@ async fn ready(stdout: tokio::process::ChildStdout) -> anyhow::Result<Ready> {
     bail!("it ended before it was ready")
 }
 
-/// Of the process whose HTTP port that is, the first value of a metric whose line begins so; 0 where there is none.
+/// Of the process whose HTTP port that is, the first value of a metric whose line begins so; 0 if
+/// there is none.
 pub async fn metric(address: &str, name: &str) -> anyhow::Result<f64> {
     let mut stream = tokio::net::TcpStream::connect(address).await?;
     stream.write_all(format!("GET /metrics HTTP/1.0\r\nhost: {address}\r\n\r\n").as_bytes()).await?;

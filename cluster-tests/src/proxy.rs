@@ -1,7 +1,7 @@
 //! A proxy in front of a node's port: it delays what goes through, or changes it.
 //!
-//! A node that is told `--advertise-host 127.0.0.2` listens on 127.0.0.1, and is looked for where a proxy can stand, at
-//! the same port.
+//! A node that is told `--advertise-host 127.0.0.2` listens on 127.0.0.1, and is looked for where a
+//! proxy can stand, at the same port.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -12,7 +12,8 @@ pub enum Estimate {
     Ttft,
     /// Seconds between tokens: the mean of the longest tenth of the gaps, as everywhere.
     Tbt,
-    /// Seconds of the KV push that compute does not hide; where it hides all of it, nothing is compared.
+    /// Seconds of the KV push that compute does not hide; if it hides all of it, nothing is
+    /// compared.
     Transfer,
     /// Tokens of the answer.
     Output,
@@ -43,7 +44,8 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// A pair of which a relative error can be told; none where nothing was measured or one of the two is no number.
+    /// A pair of which a relative error can be told; none if nothing was measured or one of the two
+    /// is no number.
     pub fn new(predicted: f64, measured: f64) -> Option<Self> {
         let tells = predicted.is_finite() && measured.is_finite() && predicted >= 0.0 && measured > 0.0;
         tells.then_some(Self { predicted, measured })
@@ -80,7 +82,8 @@ pub struct AccuracySummary {
     pub predicted_p50: f64,
     /// Median of what was measured.
     pub measured_p50: f64,
-    /// Sum of the predictions over the sum of what was measured, less 1: more than 0 where too much is predicted.
+    /// Sum of the predictions over the sum of what was measured, less 1: more than 0 if too much is
+    /// predicted.
     pub bias: f64,
 }
 
@@ -94,7 +97,7 @@ impl Accuracy {
         pairs.push_back(pair);
     }
 
-    /// Of the last pairs; none where there is none.
+    /// Of the last pairs; none if there is none.
     pub fn summary(&self, estimate: Estimate) -> Option<AccuracySummary> {
         self.windows[estimate as usize].summary()
     }

@@ -1,4 +1,5 @@
-//! What an answer may be and how it is read: structured output, tools and reasoning become a grammar and a parser.
+//! What an answer may be and how it is read: structured output, tools and reasoning become a
+//! grammar and a parser.
 
 use std::sync::Arc;
 
@@ -81,19 +82,19 @@ impl AnswerForm {
         self.form.is_some() || self.holds_calls()
     }
 
-    /// Whether calls are held to the schemas of their tools: those that must come, and if something is said of those that may. Without, the model writes as
-    /// it likes.
+    /// Whether calls have to match the schemas of their tools: calls that must come, and calls that
+    /// may if the request says something of them. Without, the model writes as it likes.
     fn holds_calls(&self) -> bool {
         let must = matches!(self.choice, Some(Choice::Required(true) | Choice::Name(_)));
         let is_bound = self.form.is_some() || self.one_call || self.is_narrowed;
         self.has_calls() && (must || is_bound || self.tools.iter().any(|tool| tool.is_strict))
     }
 
-    /// The grammar, compiled once to see that it can be, and how the answer is read. A `format` of none is that of a prompt without a chat template: then
-    /// everything is text.
+    /// The grammar, compiled once to see that it can be, and how the answer is read. A `format` of
+    /// none is that of a prompt without a chat template: then everything is text.
     ///
     /// # Errors
-    /// What is asked for cannot be held to.
+    /// What is asked for cannot be enforced.
     pub fn resolve(
         self,
         format: Option<&OutputFormat>,

@@ -1,7 +1,7 @@
 //! Reads the body of a request: within the budget, and in time.
 //!
-//! That time is the machine's, as is that of the connections: it only bounds how slowly bytes may come, before there is
-//! a request.
+//! That time is the machine's, as is that of the connections: it only bounds how slowly bytes may
+//! come, before there is a request.
 
 use std::time::Duration;
 
@@ -58,7 +58,8 @@ pub async fn read(body: Body, limits: BodyLimits, budget: &Budget) -> Result<(By
         if length > limits.max_bytes {
             return Err(BodyError::TooLarge(limits.max_bytes));
         }
-        // Refused before it is sent. It is reserved as it comes, so that what is said and never sent keeps nobody out.
+        // Refused before it is sent. It is reserved as it comes, so that a length that is announced
+        // and never sent keeps no other request out.
         if !reservation.fits(length) {
             return Err(BodyError::NoRoom);
         }

@@ -1,4 +1,5 @@
-//! What the bodies of requests, answers that are kept until they are whole, and what clients have not read may take of the memory, over all connections.
+//! How much memory all connections together may take. Counted are bodies of requests, answers that
+//! are kept until they are whole, and what clients have not read.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -29,8 +30,9 @@ impl Shared {
         self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether somebody who has `own` of what is reserved may have `bytes` instead. At most three quarters of what the others leave: however many
-    /// large bodies there are, a small one fits beside them.
+    /// Whether a reservation of `own` bytes may become one of `bytes`. It gets at most three
+    /// quarters of what the others leave: however many large bodies there are, a small one fits
+    /// beside them.
     fn allows(&self, reserved: usize, own: usize, bytes: usize) -> bool {
         let left = self.limit - (reserved - own);
         bytes <= left / 4 * 3

@@ -1,4 +1,5 @@
-//! Where requests are checked: what may take long, on threads of its own, and so much of it at once.
+//! Where requests are checked: what may take long, on threads of its own, and so much of it at
+//! once.
 
 use std::sync::Arc;
 
@@ -13,13 +14,15 @@ use crate::error::GenerateError;
 use crate::keyed;
 use crate::prompt::{CheckedRequest, Limits, TextModel};
 
-/// Prompts up to this many bytes are tokenized on the spot: handing them to another thread would take longer.
+/// Prompts up to this many bytes are tokenized on the spot: handing them to another thread would
+/// take longer.
 const TOKENIZE_INLINE_BYTES: usize = 2048;
 
 /// The turns of what may take long.
 pub struct Checks {
     tokenizing: Arc<Semaphore>,
-    /// Fewer, and of their own: a grammar may take a second, and neither prompts nor the async threads wait for it.
+    /// Fewer, and of their own: a grammar may take a second, and neither prompts nor the async
+    /// threads wait for it.
     compiling: Arc<Semaphore>,
 }
 
@@ -70,7 +73,7 @@ async fn in_turn<T: Send + 'static>(
         () = shutdown.wait_for(Phase::Draining) => return Err(RequestError::GoingDown.into()),
     };
     let working = tokio::task::spawn_blocking(move || {
-        // Held until the work is over, even where the client has gone away.
+        // Kept until the work is over, even if the client has gone away.
         let _turn = turn;
         work()
     });
@@ -112,7 +115,8 @@ mod tests {
             check(3000, None).await.is_some_and(|it| it.is_ok()) && check(10, None).await.is_some_and(|it| it.is_ok())
         );
         assert!(check(10, form()).await.is_none() && check(3000, form()).await.is_none());
-        // One that waits for its grammar holds nobody's turn to be tokenized up, nor does one that has gone away.
+        // A request that waits for its grammar keeps no other one from being tokenized, nor does
+        // one whose client has left.
         let (with, without) = tokio::join!(check(3000, form()), check(3000, None));
         assert!(with.is_none() && without.is_some_and(|it| it.is_ok()));
         drop(compiling);

@@ -1,7 +1,11 @@
-//! Writes to clients wait for the tasks that are ready to run, so that what those have to say goes with them.
+//! Writes to clients wait for the tasks that are ready to run, so that what those have to say goes
+//! with them.
 //!
-//! A decode node's step is one message with a token for each of its streams. The runtime runs a task that was just woken before all others, so the first stream's token would be on the wire, in a write of its own,
-//! before the second stream's was looked at: a system call a token, which costs more than all else that is done for it. Where nothing else is ready the wait is over at once.
+//! A decode node's step is one message with a token for each of its streams. The runtime runs a
+//! task that was just woken before all others. So the first stream's token would be on the wire, in
+//! a write of its own, before the second stream's was looked at. That is a system call a token,
+//! which costs more than all else that is done for it. If nothing else is ready, the wait is over
+//! at once.
 
 use std::io;
 use std::pin::Pin;
@@ -13,7 +17,8 @@ use baton_runtime::Clock;
 use metrics::Histogram;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// When the tokens came from their nodes that are on their way to one client's connection. Bounded by what HTTP/2 takes from the streams before it is written.
+/// When the tokens came from their nodes that are on their way to one client's connection. Bounded
+/// by what HTTP/2 takes from the streams before it is written.
 #[derive(Debug, Clone, Default)]
 pub struct Unwritten(Arc<Mutex<Vec<Instant>>>);
 
@@ -29,7 +34,8 @@ impl Unwritten {
     }
 }
 
-/// A connection whose writes wait as the module says: once for all that is written up to the next flush. It measures how long tokens were in the conductor's hands.
+/// A connection whose writes wait as the module says: once for all that is written up to the next
+/// flush. It measures how long tokens were in the conductor's hands.
 #[derive(Debug)]
 pub struct Coalesced<T> {
     inner: T,
@@ -41,7 +47,8 @@ pub struct Coalesced<T> {
 }
 
 impl<T> Coalesced<T> {
-    /// Around a connection, and what its requests tell it. `relayed` is told how long tokens took from their node to the operating system.
+    /// Around a connection, and what its requests tell it. `relayed` is told how long tokens took
+    /// from their node to the operating system.
     pub fn new(inner: T, relayed: Histogram, clock: Arc<dyn Clock>) -> (Self, Unwritten) {
         let unwritten = Unwritten::default();
         (Self { inner, waited: false, unwritten: unwritten.clone(), relayed, clock }, unwritten)

@@ -12,7 +12,8 @@ use baton_scheduler::{AdmissionKind, ClusterConfig, PlacementKind, RequestLimits
 use baton_types::KvDtype;
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// What `stall_timeout_s` may be, seconds. Nodes that compute a long prompt say so every ten seconds.
+/// What `stall_timeout_s` may be, seconds. Nodes that compute a long prompt say so every ten
+/// seconds.
 pub const STALL_TIMEOUTS: RangeInclusive<f64> = 1.0..=24.0 * 3600.0;
 /// Longest that a setting lets a request wait.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
@@ -94,91 +95,98 @@ fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Er
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// Address of clients' gRPC port.
+    /// Serve clients' gRPC on this address.
     pub grpc: String,
-    /// Address of clients' HTTP port.
+    /// Serve clients' HTTP on this address.
     pub http: String,
-    /// Address of operators' port, gRPC and HTTP; if it is not set, they share the clients' ports.
+    /// Serve operators' gRPC and HTTP on this address; if unset, on the clients' ports.
     pub operators: Option<String>,
-    /// Address of the port where nodes register; if it is not set, they share the clients' gRPC port.
+    /// Let nodes register on this address; if unset, on the clients' gRPC port.
     pub nodes: Option<String>,
-    /// Members of etcd, `host:port`: conductors that name the same elect one that places for all. None: this conductor is alone.
+    /// Elect one leader among the conductors that name these etcd members, each `host:port`. If
+    /// empty, this conductor is alone.
     #[serde(deserialize_with = "list")]
     pub etcd: Vec<String>,
-    /// All keys of this cluster in etcd begin so.
+    /// Begin every key of this cluster in etcd with this.
     pub etcd_prefix: String,
-    /// Authorities that etcd's certificate must come from, a PEM file: etcd is asked over TLS.
+    /// Use TLS to etcd, and trust certificates of the authorities in this PEM file.
     pub etcd_ca: Option<PathBuf>,
-    /// Certificate of this conductor for etcd, a PEM file.
+    /// Present this certificate (PEM file) to etcd.
     pub etcd_cert: Option<PathBuf>,
-    /// Key of `etcd_cert`, a PEM file.
+    /// Use this private key (PEM file) for `etcd_cert`.
     pub etcd_key: Option<PathBuf>,
-    /// User of etcd.
+    /// Log in to etcd as this user.
     pub etcd_user: Option<String>,
-    /// File with the password of `etcd_user`.
+    /// Read the password of `etcd_user` from this file.
     pub etcd_password_file: Option<PathBuf>,
-    /// Host or address by which other conductors reach this one; by default the one that it listens on.
+    /// Advertise this host or address to other conductors; if unset, the listening one.
     pub advertise_host: Option<String>,
-    /// Origins of web pages that may call the HTTP port, or `*`.
+    /// Allow HTTP calls from web pages of these origins, or of all with `*`.
     #[serde(deserialize_with = "list")]
     pub cors_origins: Vec<String>,
-    /// Model file or folder: its tokenizer and chat template are used.
+    /// Use the tokenizer and chat template of this model file or folder.
     pub model: Option<PathBuf>,
-    /// `cpu` with a model file, or `mock` without.
+    /// Use `cpu` with a model file, or `mock` without one.
     pub engine: String,
-    /// Chat template (Jinja) instead of the model's own.
+    /// Use this chat template (Jinja) instead of the model's own.
     pub chat_template: Option<PathBuf>,
-    /// Name of the model for clients; by default that of the file.
+    /// Show clients this model name; if unset, that of the file.
     pub model_name: Option<String>,
-    /// Tokens of a KV block of all nodes.
+    /// Use this many tokens per KV block, as on all nodes.
     pub block_tokens: u32,
-    /// Element type of K and V of all nodes.
+    /// Expect this element type of stored K and V on all nodes.
     pub kv_dtype: KvDtype,
-    /// Requests served at once.
+    /// Serve at most this many requests at once.
     pub max_requests: usize,
-    /// Connections of clients at once; fewer if this process may not have so many descriptors.
+    /// Accept at most this many client connections at once, fewer if descriptors run short.
     pub max_connections: usize,
-    /// Bytes that the bodies of requests may take together while they are read; answers that are not streamed may take as many, and so may what clients leave unread.
+    /// Limit request bodies together to this many bytes while they are read. Unstreamed answers may
+    /// take as many, and so may output that clients leave unread.
     pub max_body_bytes_total: usize,
-    /// Largest prompt taken, bytes of text.
+    /// Refuse prompts longer than this, in bytes of text.
     pub max_prompt_bytes: usize,
-    /// A request without any event for this long is ended, seconds.
+    /// End a request that has no event for this long, in seconds.
     pub stall_timeout_s: f64,
-    /// How often a request is placed at most.
+    /// Place a request at most this many times.
     pub max_attempts: u32,
-    /// How placement chooses: round-robin, load-balance, cache-aware or min-total-delay.
+    /// Choose nodes by this policy: round-robin, load-balance, cache-aware or min-total-delay.
     pub placement: String,
-    /// What is taken in where requests have objectives: none, early or selective.
+    /// Admit requests with objectives by this policy: none, early or value-density.
     pub admission: String,
-    /// Requests that would wait longer than this for others, by estimate, are refused: milliseconds, or off.
+    /// Refuse requests predicted to wait longer than this for others, in milliseconds, or off.
     pub max_wait_ms: MillisOrOff,
-    /// Objective of the time to first token of requests that have none of their own: milliseconds, or off.
+    /// Apply this TTFT objective to requests that have none, in milliseconds, or off.
     pub ttft_slo_ms: MillisOrOff,
-    /// Objective of the time between tokens of requests that have none of their own: milliseconds, or off.
+    /// Apply this TBT objective to requests that have none, in milliseconds, or off.
     pub tbt_slo_ms: MillisOrOff,
-    /// Longest that a request may take, seconds, whatever it asks for.
+    /// End a request after this long, in seconds, whatever it asks for.
     pub max_request_s: f64,
-    /// How long a prompt waits for room at a prefill node, seconds.
+    /// Limit a prompt's wait for room at a prefill node, in seconds.
     pub queue_timeout_s: f64,
-    /// How long a prompt is put off for others at most in a prefill node's queue, seconds; at most half of `queue_timeout_s`.
+    /// Limit how long a request may be overtaken in a prefill queue, in seconds. It is at most half
+    /// of `queue_timeout_s`.
     pub max_overtaken_s: f64,
-    /// Which prompts decode nodes compute: never any, those for which no prefill node is left (fallback), or also those too short to disturb anybody (short).
+    /// Let decode nodes compute prompts: never, fallback (if no prefill node is left) or short.
+    /// `short` adds prompts too short to delay others.
     pub prompts_at_decode: String,
-    /// Whether decode nodes compute the tails of long prompts while the prefill node computes what comes before, where that brings the first token forward.
+    /// Use partial prefill: decode nodes compute long prompts' last part, prefill nodes the first.
+    /// It is used only if the first token comes sooner.
     pub partial_prefill: bool,
-    /// Whether prefill nodes bring prefixes that other nodes hold, where that takes less time than computing them.
+    /// Let prefill nodes fetch prefixes of other nodes, if that is faster than computing them.
     pub fetch_prefixes: bool,
-    /// Most prefill nodes that a hot prefix is copied to before prompts ask for it there; 0 or 1 for none: it is brought where one asks.
+    /// Replicate a hot prefix ahead of prompts to at most this many prefill nodes. With 0 or 1,
+    /// nodes fetch it only if a prompt needs it.
     pub replicate_prefixes: usize,
-    /// How often is looked for prefixes to copy, seconds.
+    /// Look for prefixes to replicate at this interval, in seconds.
     pub replicate_interval_s: f64,
-    /// How long health checks say no, and requests are still taken, before a drain begins: until load balancers know of it, seconds.
+    /// Fail health checks but accept requests this long before a drain begins, in seconds. Load
+    /// balancers learn of the drain in this time.
     pub not_ready_s: f64,
-    /// How long a drain may take, seconds.
+    /// Limit a drain to this long, in seconds.
     pub grace_s: f64,
-    /// Filter of log lines.
+    /// Filter log lines by this.
     pub log: String,
-    /// text or json.
+    /// Write log lines as text or json.
     pub log_format: LogFormat,
 }
 
@@ -237,133 +245,142 @@ impl Default for Settings {
 /// What can be given on the command line; everything else through `--config` or the environment.
 #[derive(Debug, Default, clap::Args, Serialize)]
 pub struct Flags {
-    /// Address of clients' gRPC port [default: 127.0.0.1:7070]
+    /// Serve clients' gRPC on this address [default: 127.0.0.1:7070]
     #[arg(long, value_name = "ADDR")]
     pub grpc: Option<String>,
-    /// Address of clients' HTTP port [default: 127.0.0.1:8080]
+    /// Serve clients' HTTP on this address [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR")]
     pub http: Option<String>,
-    /// Address of operators' port: Cluster, reflection, metrics [default: on the clients' ports]
+    /// Serve operators (Cluster, reflection, metrics) on this address
+    /// [default: on the clients' ports]
     #[arg(long, value_name = "ADDR")]
     pub operators: Option<String>,
-    /// Address of the port where nodes register [default: on the clients' gRPC port]
+    /// Let nodes register on this address [default: on the clients' gRPC port]
     #[arg(long, value_name = "ADDR")]
     pub nodes: Option<String>,
-    /// Members of etcd, host:port by commas: conductors with the same etcd elect one that places for all [default: none, this one is alone]
+    /// Elect one leader among the conductors of these etcd members, host:port with commas
+    /// [default: none, this one is alone]
     #[arg(long, value_name = "ENDPOINTS")]
     pub etcd: Option<String>,
-    /// All keys of this cluster in etcd begin so [default: /baton]
+    /// Begin every key of this cluster in etcd with this [default: /baton]
     #[arg(long, value_name = "PREFIX")]
     pub etcd_prefix: Option<String>,
-    /// Authorities that etcd's certificate must come from, PEM: etcd is asked over TLS [default: none, no TLS]
+    /// Use TLS to etcd, and trust certificates of the authorities in this PEM file
+    /// [default: none, no TLS]
     #[arg(long, value_name = "FILE")]
     pub etcd_ca: Option<PathBuf>,
-    /// Certificate of this conductor for etcd, PEM, with --etcd-key [default: none]
+    /// Present this certificate (PEM) to etcd; needs --etcd-key [default: none]
     #[arg(long, value_name = "FILE")]
     pub etcd_cert: Option<PathBuf>,
-    /// Key of --etcd-cert, PEM [default: none]
+    /// Use this private key (PEM) for --etcd-cert [default: none]
     #[arg(long, value_name = "FILE")]
     pub etcd_key: Option<PathBuf>,
-    /// User of etcd, with --etcd-password-file [default: none]
+    /// Log in to etcd as this user; needs --etcd-password-file [default: none]
     #[arg(long, value_name = "NAME")]
     pub etcd_user: Option<String>,
-    /// File with the password of --etcd-user [default: none]
+    /// Read the password of --etcd-user from this file [default: none]
     #[arg(long, value_name = "FILE")]
     pub etcd_password_file: Option<PathBuf>,
-    /// Host by which other conductors reach this one [default: the one that it listens on]
+    /// Advertise this host to other conductors [default: the one that it listens on]
     #[arg(long, value_name = "HOST")]
     pub advertise_host: Option<String>,
-    /// Origins of web pages that may call the HTTP port, by commas, or * for all [default: none]
+    /// Allow HTTP calls from web pages of these origins, with commas, or * for all [default: none]
     #[arg(long, value_name = "ORIGINS")]
     pub cors_origins: Option<String>,
-    /// Model file (GGUF) or folder (safetensors): its tokenizer and chat template are used
+    /// Use the tokenizer and chat template of this model: GGUF file or safetensors folder
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
-    /// Chat template (Jinja) instead of the model's own
+    /// Use this chat template (Jinja) instead of the model's own
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
-    /// cpu with a model file, or mock without [default: cpu]
+    /// Use cpu with a model file, or mock without one [default: cpu]
     #[arg(long)]
     pub engine: Option<String>,
-    /// Name of the model for clients [default: that of the file]
+    /// Show clients this model name [default: that of the file]
     #[arg(long, value_name = "NAME")]
     pub model_name: Option<String>,
-    /// Tokens of a KV block of all nodes [default: 16]
+    /// Use N tokens per KV block, as on all nodes [default: 16]
     #[arg(long, value_name = "N")]
     pub block_tokens: Option<u32>,
-    /// Element type of K and V of all nodes: f16, bf16, f32 or int8 [default: f16]
+    /// Expect K and V stored as f16, bf16, f32 or int8 on all nodes [default: f16]
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<String>,
-    /// How placement chooses: round-robin, load-balance, cache-aware or min-total-delay [default: min-total-delay]
+    /// Choose nodes by this policy: round-robin, load-balance, cache-aware or min-total-delay
+    /// [default: min-total-delay]
     #[arg(long, value_name = "POLICY")]
     pub placement: Option<String>,
-    /// What is taken in where requests have objectives: none, early or value-density [default: value-density]
+    /// Admit requests with objectives by this policy: none, early or value-density
+    /// [default: value-density]
     #[arg(long, value_name = "POLICY")]
     pub admission: Option<String>,
-    /// Refuse what would wait longer than this for others, milliseconds, or off [default: 30000]
+    /// Refuse requests predicted to wait longer than this for others, in milliseconds, or off
+    /// [default: 30000]
     #[arg(long, value_name = "MS")]
     pub max_wait_ms: Option<String>,
-    /// Objective of the time to first token if a request has none, milliseconds, or off [default: off]
+    /// Apply this TTFT objective to requests that have none, in milliseconds, or off [default: off]
     #[arg(long, value_name = "MS")]
     pub ttft_slo_ms: Option<String>,
-    /// Objective of the time between tokens if a request has none, milliseconds, or off [default: off]
+    /// Apply this TBT objective to requests that have none, in milliseconds, or off [default: off]
     #[arg(long, value_name = "MS")]
     pub tbt_slo_ms: Option<String>,
-    /// Longest that a request may take, seconds [default: 3600]
+    /// End a request after this long, in seconds [default: 3600]
     #[arg(long, value_name = "SECONDS")]
     pub max_request_s: Option<f64>,
-    /// Longest wait for room at a prefill node, seconds [default: 60]
+    /// Limit a prompt's wait for room at a prefill node, in seconds [default: 60]
     #[arg(long, value_name = "SECONDS")]
     pub queue_timeout_s: Option<f64>,
-    /// Longest that a prompt is put off for others, seconds [default: 30]
+    /// Limit how long a request may be overtaken in a prefill queue, in seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub max_overtaken_s: Option<f64>,
-    /// Which prompts decode nodes compute: never, fallback (if no prefill node is left) or short (those too that disturb nobody) [default: short]
+    /// Let decode nodes compute prompts: never, fallback (if no prefill node is left) or short.
+    /// short adds prompts too short to delay others [default: short]
     #[arg(long, value_name = "WHEN")]
     pub prompts_at_decode: Option<String>,
-    /// Whether decode nodes compute the tails of long prompts while prefill nodes compute what comes before [default: true]
+    /// Use partial prefill: decode nodes compute long prompts' last part, prefill nodes the first
+    /// [default: true]
     #[arg(long, value_name = "BOOL")]
     pub partial_prefill: Option<bool>,
-    /// Whether prefill nodes bring prefixes that other nodes hold [default: true]
+    /// Let prefill nodes fetch prefixes that other nodes have [default: true]
     #[arg(long, value_name = "BOOL")]
     pub fetch_prefixes: Option<bool>,
-    /// Most prefill nodes that a hot prefix is copied to before prompts ask for it there; 0 for none [default: 0]
+    /// Replicate hot prefixes ahead of prompts to at most N prefill nodes; 0 for none [default: 0]
     #[arg(long, value_name = "N")]
     pub replicate_prefixes: Option<usize>,
-    /// How often is looked for prefixes to copy, seconds [default: 5]
+    /// Look for prefixes to replicate at this interval, in seconds [default: 5]
     #[arg(long, value_name = "SECONDS")]
     pub replicate_interval_s: Option<f64>,
-    /// Answers at once, of all requests [default: 16384]
+    /// Serve at most N requests at once [default: 16384]
     #[arg(long, value_name = "N")]
     pub max_requests: Option<usize>,
-    /// Connections of clients at once [default: 16384, or what descriptors allow]
+    /// Accept at most N client connections at once [default: 16384, or what descriptors allow]
     #[arg(long, value_name = "N")]
     pub max_connections: Option<usize>,
-    /// Bytes that request bodies may take together; answers that are not streamed, and what clients leave unread, as many each [default: 256 MiB]
+    /// Limit request bodies together to this many bytes while they are read. Unstreamed answers may
+    /// take as many, and so may output that clients leave unread [default: 256 MiB]
     #[arg(long, value_name = "BYTES")]
     pub max_body_bytes_total: Option<usize>,
-    /// How long health checks say no before a drain begins, seconds [default: 0]
+    /// Fail health checks this long before a drain begins, in seconds [default: 0]
     #[arg(long, value_name = "SECONDS")]
     pub not_ready_s: Option<f64>,
-    /// How long a drain may take, seconds [default: 30]
+    /// Limit a drain to this long, in seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub grace_s: Option<f64>,
-    /// Filter of log lines, as in debug or baton_conductor=debug,info [default: info]
+    /// Filter log lines, as in debug or baton_conductor=debug,info [default: info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
-    /// text or json [default: text]
+    /// Write log lines as text or json [default: text]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
 }
 
 /// The command line.
 #[derive(Debug, clap::Parser)]
-#[command(name = "baton-conductor", version, about = "The frontend of a Baton cluster")]
+#[command(name = "baton-conductor", version, about = "Serve clients and place requests in a Baton cluster")]
 pub struct Cli {
-    /// Settings file (TOML); the environment (BATON_...) and flags go before it
+    /// Read settings from this TOML file; the environment (BATON_...) and flags override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Print the settings and where each came from, and exit
+    /// Print each setting and its source, and exit
     #[arg(long)]
     pub print_config: bool,
     /// Settings.

@@ -84,7 +84,8 @@ impl GenerateError {
         }
     }
 
-    /// What its client is told: nothing of the nodes and what they said. That is in the log and in the request's record, by its id.
+    /// What its client is told: nothing of the nodes and what they said. That is in the log and in
+    /// the request's record, by its id.
     pub fn told(&self) -> String {
         match self {
             // What is wrong with the request itself says nothing of the node.

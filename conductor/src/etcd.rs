@@ -8,7 +8,8 @@ use crate::config::Settings;
 const HTTPS: &str = "https://";
 const HTTP: &str = "http://";
 
-/// Where etcd is and what it is asked with, checked: each file can be used now. `None`: this conductor is alone.
+/// Where etcd is and what it is asked with, checked: each file can be used now. `None`: this
+/// conductor is alone.
 ///
 /// # Errors
 /// A setting is wrong, or a file is.
@@ -17,7 +18,8 @@ pub fn of(settings: &Settings) -> Result<Option<Etcd>, BadSetting> {
         return unused(settings).map(|()| None);
     }
     let tls = tls(settings)?;
-    // A member that is asked in another way than the others is a mistake that would show only at times.
+    // A member that is asked in another way than the others is a mistake that would show only at
+    // times.
     let (wrong, form) = match tls {
         Some(_) => (HTTP, "without TLS, but etcd_ca is set: must be host:port, or https://host:port"),
         None => {

@@ -27,7 +27,8 @@ use crate::run_time_settings::{Rules, RunTimeSettings};
 use crate::tally::SharedTally;
 use crate::transfers::Transfers;
 
-/// Responses on their way to a client's connection. What that does not take is kept by its relay, within bounds.
+/// Responses on their way to a client's connection. What that does not take is kept by its relay,
+/// within bounds.
 pub(crate) const QUEUED_RESPONSES: usize = 64;
 
 /// Most answers of a request.
@@ -42,7 +43,7 @@ pub const MAX_CLIENT_ID_BYTES: usize = 128;
 pub struct Outgoing {
     /// The message, or the error that ends the request.
     pub response: Result<v1::GenerateResponse, GenerateError>,
-    /// When what it says came from a node; `None` where it is no token.
+    /// When what it says came from a node; `None` if it is no token.
     pub heard: Option<Instant>,
 }
 
@@ -77,7 +78,7 @@ pub struct FrontendLimits {
     pub max_time: Duration,
     /// Those of each.
     pub request: RequestLimits,
-    /// How often is looked for prefixes to copy.
+    /// How often hot prefixes to replicate are looked for.
     pub replicate_every: Duration,
 }
 
@@ -200,8 +201,9 @@ impl Frontend {
         self.hot_prefixes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a request in: checks it, tokenizes, places it, and sends it on its way. Whatever refuses it does so here, before the stream begins.
-    /// Its answers have the id and those that follow it.
+    /// Takes a request in: checks it, tokenizes, places it, and sends it on its way. Whatever
+    /// refuses it does so here, before the stream begins. Its answers have the id and those that
+    /// follow it.
     pub async fn generate(
         self: &Arc<Self>,
         id: RequestId,
@@ -287,7 +289,8 @@ impl Frontend {
         if self.live.len() >= self.limits().max_requests {
             return Err(self.full());
         }
-        // Whatever waits to be tokenized counts, too, and what is obviously too large does not wait.
+        // Whatever waits to be tokenized counts, too, and what is obviously too large does not
+        // wait.
         self.model.check_size(&request)?;
         let enter = |id| self.live.enter(id, Arc::clone(client_id)).map_err(|_| self.full());
         let entry = enter(id)?;

@@ -1,4 +1,5 @@
-//! Whether this process lives, whether it could serve, and its metrics, over HTTP: routes of clients' and operators' ports.
+//! Whether this process lives, whether it could serve, and its metrics, over HTTP: routes of
+//! clients' and operators' ports.
 
 use std::sync::Arc;
 

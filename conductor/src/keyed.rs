@@ -1,4 +1,5 @@
-//! Requests with an idempotency key. What is answered is kept, so a client that asks again with the same key gets the same answer, from its first token.
+//! Requests with an idempotency key. What is answered is kept, so a client that asks again with the
+//! same key gets the same answer, from its first token.
 
 use std::collections::{HashMap, VecDeque};
 use std::pin::pin;
@@ -74,7 +75,7 @@ enum State {
 
 /// Who is to answer.
 enum Claim {
-    /// Whoever asks.
+    /// This request.
     Mine(Key),
     /// Another one does: this one.
     Another(RequestId, watch::Receiver<Answer>),
@@ -87,13 +88,15 @@ struct Key {
     answer: Arc<watch::Sender<Answer>>,
 }
 
-/// The seed of a request that has a key and no seed of its own: whichever conductor serves it, the tokens are the same.
+/// The seed of a request that has a key and no seed of its own: whichever conductor serves it, the
+/// tokens are the same.
 pub fn seed(key: &str) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = *blake3::hash(key.as_bytes()).as_bytes();
     u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// Of what is asked. What a client may do otherwise when it asks again does not count: its own id of the request, and how long it waits.
+/// Of what is asked. What a client may do otherwise when it asks again does not count: its own id
+/// of the request, and how long it waits.
 fn digest(request: &mut v1::GenerateRequest) -> blake3::Hash {
     let (id, timeout) = (std::mem::take(&mut request.client_request_id), request.timeout_ms.take());
     let digest = blake3::hash(&request.encode_to_vec());
@@ -125,7 +128,8 @@ impl Answer {
         self.bytes += bytes;
         self.messages.push_back((bytes, outgoing));
         let mut fits = self.fits();
-        // As many as a client without a key could be behind, however large: readers have to get them.
+        // As many as a client without a key could be behind, however large: readers have to get
+        // them.
         while !fits && self.messages.len() > QUEUED_RESPONSES {
             let Some((bytes, _)) = self.messages.pop_front() else { break };
             self.bytes -= bytes;
@@ -165,7 +169,8 @@ impl KeyedAnswers {
 }
 
 impl Frontend {
-    /// Answers a request that has a key. If another one with the key is being answered, or was a moment ago, it gets the same answer.
+    /// Answers a request that has a key. If another one with the key is being answered, or was a
+    /// moment ago, it gets the same answer.
     pub(crate) async fn generate_keyed(
         self: &Arc<Self>,
         id: RequestId,
@@ -194,7 +199,8 @@ impl Frontend {
                     let time = until.saturating_duration_since(self.clock.now());
                     let begun =
                         within(&*self.clock, time, answer.wait_for(|answer| answer.state != State::Asked)).await;
-                    // It ends without an answer if the other one is refused, or its client leaves before it was placed.
+                    // It ends without an answer if the other one is refused, or its client leaves
+                    // before it was placed.
                     if begun.ok_or_else(timed_out)?.is_ok() {
                         tracing::info!(request = %id, answered_as = %first, "another request with its key is answered");
                         self.metrics.on_attached();
@@ -227,7 +233,8 @@ impl Frontend {
         Ok(Claim::Mine(Key { frontend: Arc::clone(self), key: key.to_owned(), answer }))
     }
 
-    /// Sends an answer to a client until its own time is over. Of the first one, how long the messages took on their way counts.
+    /// Sends an answer to a client until its own time is over. Of the first one, how long the
+    /// messages took on their way counts.
     fn read(
         self: &Arc<Self>,
         answer: watch::Receiver<Answer>,
@@ -261,7 +268,8 @@ struct Reader {
 }
 
 impl Reader {
-    /// Sends what is answered, until it is over, the client has left, or what it has not read is not kept any more.
+    /// Sends what is answered, until it is over, the client has left, or what it has not read is
+    /// not kept any more.
     async fn forward(&mut self, clock: &dyn Clock) {
         let mut next = 0;
         loop {
@@ -300,7 +308,8 @@ fn attach(answer: &watch::Sender<Answer>) -> watch::Receiver<Answer> {
 }
 
 impl Key {
-    /// Keeps what is answered, until nobody has read it for a while. A request that is not over then is aborted.
+    /// Keeps what is answered, until no client has read it for a while. A request that is not over
+    /// then is aborted.
     async fn keep(self, mut responses: Responses) {
         let mut left = pin!(self.left_alone());
         loop {
@@ -308,7 +317,8 @@ impl Key {
                 biased;
                 outgoing = responses.recv() => match outgoing {
                     Some(outgoing) if outgoing.response.is_err() => {
-                        // Whoever asks again is served anew. Other answers of the request end with this one.
+                        // A client that asks again is served anew. Other answers of the request end
+                        // with this one.
                         self.forget();
                         self.push(outgoing);
                         break;
@@ -341,7 +351,7 @@ impl Key {
         let mut is_kept = true;
         self.answer.send_modify(|answer| is_kept = answer.push(outgoing));
         if !is_kept {
-            // Whoever asks again is served anew.
+            // A client that asks again is served anew.
             self.forget();
         }
     }
@@ -361,10 +371,10 @@ impl Key {
         }
     }
 
-    /// Gives the key up, if nobody reads.
+    /// Gives the key up, if no client reads.
     fn gave_up(&self) -> bool {
         let mut keyed = self.frontend.keyed.lock();
-        // Whoever attaches does so under the lock.
+        // A reader attaches under the lock.
         let is_left = self.answer.is_closed();
         if is_left && self.is_mine(&keyed) {
             keyed.remove(&self.key);

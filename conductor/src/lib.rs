@@ -1,9 +1,11 @@
 //! The frontend: tokenizes, places, admits, relays.
 //!
-//! `main` calls [`run`]. `frontend` takes a request in, `relay` carries it between its nodes and its client, `membership` and `nodes` keep the sessions with the
-//! nodes, `grpc` and `http` translate. What decides is `baton_scheduler`: its `Cluster` and its `RequestCore`.
+//! `main` calls [`run`]. `frontend` takes a request in, and `relay` carries it between its nodes
+//! and its client. `membership` and `nodes` keep the sessions with the nodes; `grpc` and `http`
+//! translate. What decides is `baton_scheduler`: its `Cluster` and its `RequestCore`.
 //!
-//! **Invariant**: every accepted request ends exactly once, with `Finished` or with an error, and its charges end with it.
+//! **Invariant**: every accepted request ends exactly once, with `Finished` or with an error, and
+//! its charges end with it.
 
 // Tests read the clock and wait.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]

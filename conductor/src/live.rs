@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 pub enum LiveEvent {
     /// A node said something about one of its attempts.
     Node(NodeId, Attempt, RequestEvent),
-    /// A start of a node went away, whoever was on it.
+    /// A start of a node went away, with all requests on it.
     NodeAway(NodeId, Generation, Away),
 }
 
@@ -28,7 +28,8 @@ pub struct Told {
 }
 
 struct Live {
-    /// Not bounded by a number: what nodes say of a request is bounded by its `max_tokens` and its attempts, but for two offers a second at most from a node that has no room for it.
+    /// Not bounded by a number: `max_tokens` and the attempts bound what nodes say of a request.
+    /// Beyond that come at most two offers a second, from a node that has no room for it.
     events: mpsc::UnboundedSender<Told>,
     /// In the order in which they came.
     number: u64,
@@ -136,7 +137,7 @@ impl LiveRequests {
         }
     }
 
-    /// Aborts a request. `false` where it is not running here.
+    /// Aborts a request. `false` if it is not running here.
     pub fn abort(&self, request: RequestId) -> bool {
         let inner = self.lock();
         inner.requests.get(&request).map(|live| live.aborted.cancel()).is_some()

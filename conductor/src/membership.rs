@@ -17,7 +17,7 @@ use crate::nodes::{SessionError, SessionEvents, run_session};
 const AWAY_AT_ONCE: usize = 32;
 const AWAY_EVERY: Duration = Duration::from_millis(10);
 
-/// Takes a node in, and dials it where it is new.
+/// Takes a node in, and dials it if it is new.
 pub fn join(frontend: &Arc<Frontend>, info: NodeInfo) -> Result<(), Refused> {
     check_model(frontend, &info)?;
     let Some(dial) = frontend.nodes.register(info)? else { return Ok(()) };
@@ -35,7 +35,8 @@ pub fn join(frontend: &Arc<Frontend>, info: NodeInfo) -> Result<(), Refused> {
     Ok(())
 }
 
-/// A node of another model, or with another layout than the nodes that are here, cannot serve with them.
+/// A node of another model, or with another layout than the nodes that are here, cannot serve with
+/// them.
 fn check_model(frontend: &Frontend, info: &NodeInfo) -> Result<(), Refused> {
     let refuse = |message: String| Err(Refused { kind: ErrorKind::Invalid, message });
     if info.model != frontend.model.name {
@@ -115,7 +116,8 @@ impl SessionEvents for Frontend {
             Event::Step(step) => {
                 let slice = step.slice.map(|slice| Step::of(slice.rows, slice.attended_tokens, slice.seconds));
                 Step::of(step.rows, step.attended_tokens, step.seconds).and_then(|of| {
-                    // A step of a decode node that computed prompts, too, says nothing of one that did not.
+                    // A step of a decode node that computed prompts, too, says nothing of one that
+                    // did not.
                     if info.role == NodeRole::Prefill || step.prompt_rows == 0 {
                         self.cluster().on_step(now, &info.node, of.rows, of.attended_tokens, of.seconds);
                     }
@@ -193,7 +195,8 @@ impl Frontend {
         }
     }
 
-    /// Tells the requests that are at a node, a few at a time: each is placed again, and what others have to say goes between.
+    /// Tells the requests that are at a node, a few at a time: each is placed again, and what
+    /// others have to say goes between.
     fn tell_away(&self, info: &NodeInfo, away: Away) {
         #[cfg(test)]
         crate::tests::seen::away(away);

@@ -16,10 +16,11 @@ use tonic::transport::{Channel, Endpoint};
 const QUEUED_COMMANDS: usize = 4096;
 /// How long a node may take to accept the connection and to say who it is.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often is looked whether a node said something. Silence is counted in these: if this process is stopped for a while, it is not the nodes that were
-/// silent.
+/// How often is looked whether a node said something. Silence is counted in these: if this process
+/// is stopped for a while, it is not the nodes that were silent.
 const LISTEN: Duration = Duration::from_millis(250);
-/// A node reports its load several times a second. If it is silent so often, it is suspected, and what it has goes on elsewhere: two seconds.
+/// A node reports its load several times a second. If it is silent so often, it is suspected, and
+/// what it has goes on elsewhere: two seconds.
 const SUSPECT_AFTER: u32 = 8;
 /// If it is silent so often, its session is closed: ten seconds.
 const LOST_AFTER: u32 = 40;
@@ -96,8 +97,10 @@ impl NodeSessions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A node registered: gives back what to dial if it is new or a later start, `None` if its session stands or is on its way. An older start is refused: two
-    /// processes with one name would take each other's place for ever. A session that stands is left alone until a later start has been greeted.
+    /// A node registered. Returns what to dial if it is new or a later start; `None` if its session
+    /// stands or is on its way. An older start is refused: two processes with one name would take
+    /// each other's place for ever. A session that stands is left alone until a later start has
+    /// been greeted.
     pub fn register(&self, info: NodeInfo) -> Result<Option<Dial>, Refused> {
         let mut inner = self.lock();
         if let Some(session) = inner.sessions.get(&info.node) {
@@ -122,7 +125,8 @@ impl NodeSessions {
         Ok(Some(Dial { info, sessions: self.clone() }))
     }
 
-    /// Opens the session of a node that was greeted, in place of an earlier start's. `None` if a later start has one.
+    /// Opens the session of a node that was greeted, in place of an earlier start's. `None` if a
+    /// later start has one.
     fn open(&self, info: &NodeInfo, commands: mpsc::Sender<v1::NodeCommand>) -> Option<CancellationToken> {
         let mut inner = self.lock();
         if inner.sessions.get(&info.node).is_some_and(|session| session.generation >= info.generation) {
@@ -136,7 +140,7 @@ impl NodeSessions {
         Some(closed)
     }
 
-    /// Sends a command; `false` where the node has no session, or cannot keep up.
+    /// Sends a command; `false` if the node has no session, or cannot keep up.
     pub fn send(&self, node: &NodeId, command: v1::node_command::Command) -> bool {
         let inner = self.lock();
         let Some(session) = inner.sessions.get(node) else { return false };
@@ -144,7 +148,8 @@ impl NodeSessions {
         crate::tests::seen::command(&command);
         let sent = session.commands.try_send(v1::NodeCommand { command: Some(command) }).is_ok();
         if !sent {
-            // An abort or a job that is lost would leak: the node must notice, and it does when its session ends.
+            // An abort or a job that is lost would leak: the node must notice, and it does when its
+            // session ends.
             session.closed.cancel();
         }
         sent
@@ -166,8 +171,8 @@ impl NodeSessions {
         }
     }
 
-    /// A connection of its own: sessions and rare operator requests only. Its timeouts find a peer that is not there.
-    /// They are the machine's time: the network's, and no node's.
+    /// A connection of its own: sessions and rare operator requests only. Its timeouts find a peer
+    /// that is not there. They are the machine's time: the network's, and no node's.
     pub async fn client(address: &str) -> Result<v1::node_client::NodeClient<Channel>, SessionError> {
         let unreachable = |reason: String| SessionError::Unreachable { address: address.to_owned(), reason };
         let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|error| unreachable(error.to_string()))?;
@@ -232,7 +237,8 @@ impl<E: SessionEvents> Drop for Open<'_, E> {
         let bug = || panicked.then(|| SessionError::Broken("a bug in this conductor".to_owned()));
         // Otherwise it is this process that ends.
         if let Some(error) = self.ended.take().or_else(bug) {
-            // Before its place is free: what a next session of the same start begins, the end of this one would undo.
+            // Before its place is free: what a next session of the same start begins, the end of
+            // this one would undo.
             self.events.on_left(self.info, &error);
         }
         self.sessions.remove(&self.info.node, self.info.generation);
@@ -339,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn who_only_registers_takes_nobodys_place() {
+    fn node_that_only_registers_replaces_no_session() {
         let sessions = NodeSessions::default();
         let first = sessions.register(info("p0", 1)).unwrap().unwrap();
         assert!(sessions.register(info("p0", 1)).unwrap().is_none(), "it is being dialled");
@@ -352,7 +358,7 @@ mod tests {
         let stranger = sessions.register(info("p0", 2)).unwrap().unwrap();
         assert!(!closed.is_cancelled() && sessions.send(&stranger.info.node, command()) && queued.try_recv().is_ok());
         drop(stranger);
-        assert!(sessions.register(info("p0", 1)).unwrap().is_none(), "nobody answered where the other one said");
+        assert!(sessions.register(info("p0", 1)).unwrap().is_none(), "no node answered at the other one's address");
 
         let later = sessions.register(info("p0", 2)).unwrap().unwrap();
         let (commands, _queued) = mpsc::channel(4);

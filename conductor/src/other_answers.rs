@@ -1,7 +1,8 @@
 //! The answers of a request after its first one.
 //!
-//! They begin once the first one's decode node goes on with it: then both of its nodes hold the prompt, and the others compute its last block at most. Each
-//! is a request of its own to the cluster, with the seed of the first plus its number: it is placed, moved and recovered alone.
+//! They begin once the first one's decode node goes on with it. Then both of its nodes hold the
+//! prompt, and the others compute at most its last block. Each is a request of its own to the
+//! cluster, with the seed of the first plus its number. It is placed, migrated and recovered alone.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,7 +21,8 @@ pub type Decodes = oneshot::Sender<Vec<NodeId>>;
 /// See the module's text.
 pub struct OtherAnswers {
     first_decodes: oneshot::Receiver<Vec<NodeId>>,
-    /// Their places among the requests served, from the beginning on: there is room for all or for none.
+    /// Their places among the requests served, from the beginning on: there is room for all or for
+    /// none.
     entries: Vec<Entry>,
     /// Of the first one, and when that arrived.
     job: RequestJob,
@@ -47,7 +49,8 @@ impl OtherAnswers {
         ))
     }
 
-    /// Serves them, each by a task of its own. One that waits for room lets those after it wait, too.
+    /// Serves them, each by a task of its own. One that waits for room lets those after it wait,
+    /// too.
     pub async fn run(self, frontend: &Arc<Frontend>) {
         // If the first one ends without, its error has told the client.
         let Ok(beside) = self.first_decodes.await else { return };

@@ -1,4 +1,5 @@
-//! One answer's text: detokenizes the tokens as they come, ends at a stop string, and tells reasoning, text and tool calls apart.
+//! One answer's text: detokenizes the tokens as they come, ends at a stop string, and tells
+//! reasoning, text and tool calls apart.
 
 use baton_proto::v1::ToolCallDelta;
 use baton_runtime::random_u64;

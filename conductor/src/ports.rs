@@ -1,7 +1,9 @@
 //! The ports and what is served on each.
 //!
-//! Three kinds of peers: clients (OpenAI's HTTP, gRPC `Inference`), operators (`Cluster`, metrics, reflection) and nodes (`Membership`). Operators and nodes
-//! have ports of their own if the settings name them; then the clients' ports tell nothing of the inside. By default they share the clients' ports.
+//! Three kinds of peers: clients (OpenAI's HTTP, gRPC `Inference`), operators (`Cluster`, metrics,
+//! reflection) and nodes (`Membership`). Operators and nodes have ports of their own if the
+//! settings name them; then the clients' ports tell nothing of the inside. By default they share
+//! the clients' ports.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -214,7 +216,8 @@ impl Services<'_> {
 
     /// What clients call, and what else is on their port.
     fn clients(&self, with_operators: bool, with_nodes: bool) -> anyhow::Result<Routes> {
-        // Node names are of the inside; operators who look elsewhere find them there, by the request's id.
+        // Node names are of the inside; operators who look elsewhere find them there, by the
+        // request's id.
         let service = InferenceService { frontend: Arc::clone(self.frontend), names_nodes: with_operators };
         let inference = v1::inference_server::InferenceServer::new(service)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)

@@ -22,11 +22,12 @@ const MAX_TOOLS: usize = 1024;
 /// Most JSON of tools, and of template variables: as values they may take sixteen times as much.
 const MAX_TOOL_BYTES: usize = 1 << 20;
 const MAX_VARIABLE_BYTES: usize = 64 << 10;
-/// Most log-probabilities of a prompt. Each takes up to 20 bytes on the wire, and a message between processes has 32 MiB.
+/// Most log-probabilities of a prompt. Each takes up to 20 bytes on the wire, and a message between
+/// processes has 32 MiB.
 const MAX_PROMPT_LOGPROBS: usize = 1 << 20;
 /// Longest word that may be banned, bytes.
 const MAX_BAD_WORD_BYTES: usize = 60;
-/// Output length where the request does not say.
+/// Output length if the request does not say.
 const DEFAULT_MAX_TOKENS: u32 = 256;
 
 /// What the conductor knows of the model: enough to turn text into tokens and back.
@@ -35,7 +36,7 @@ pub struct TextModel {
     pub name: String,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
-    /// Its chat template, where it has one.
+    /// Its chat template, if it has one.
     pub template: Option<ChatTemplate>,
     /// Compiles grammars of structured output.
     pub grammars: GrammarCompiler,
@@ -128,7 +129,8 @@ impl TextModel {
         Err(GenerateError::TooLong(problem))
     }
 
-    /// Checks a request and tokenizes its prompt. Takes milliseconds for a long prompt: not for the async threads.
+    /// Checks a request and tokenizes its prompt. Takes milliseconds for a long prompt: not for the
+    /// async threads.
     pub fn tokenized(
         &self,
         request: v1::GenerateRequest,
@@ -153,8 +155,8 @@ impl TextModel {
         Ok(TokenizedRequest { checked, form, is_rendered, thoughts, ignores_eos: wire.ignore_eos })
     }
 
-    /// The last of the checks: the grammar of the answer, compiled once to see that it can be, and how the answer is read. May take a second if
-    /// [`TokenizedRequest::needs_grammar`].
+    /// The last of the checks: the grammar of the answer, compiled once to see that it can be, and
+    /// how the answer is read. May take a second if [`TokenizedRequest::needs_grammar`].
     pub fn with_grammar(&self, request: TokenizedRequest) -> Result<CheckedRequest, GenerateError> {
         let TokenizedRequest { mut checked, form, is_rendered, thoughts, ignores_eos } = request;
         let format = self.template.as_ref().filter(|_| is_rendered).map(ChatTemplate::output_format);
@@ -280,7 +282,8 @@ impl TextModel {
         Ok(params)
     }
 
-    /// The tokens of each word as it is written inside a text and at its beginning: after a space and without, which often are other tokens.
+    /// The tokens of each word, as written inside a text and at its beginning. After a space they
+    /// often are other tokens.
     fn bad_words(&self, words: &[String]) -> Result<Vec<Vec<TokenId>>, GenerateError> {
         let invalid = |problem| GenerateError::invalid("bad_words", problem);
         if words.len() > MAX_BAD_WORDS / 2 {
@@ -403,7 +406,8 @@ fn check_tokens(tokens: &[TokenId], limits: Limits) -> Result<(), GenerateError>
     Ok(())
 }
 
-/// They come in one message, from the node and to the client: a larger one than a session takes would end that, and with it all of its requests.
+/// They come in one message, from the node and to the client. One too large for a session would end
+/// the session, with all of its requests.
 fn check_prompt_logprobs(tokens: usize, alternatives: Option<u32>) -> Result<(), GenerateError> {
     let Some(alternatives) = alternatives else { return Ok(()) };
     let entries = tokens.saturating_mul(alternatives as usize + 1);

@@ -52,7 +52,8 @@ pub struct Decision {
     pub grounds: Arc<Grounds>,
     /// Why the attempt did not last.
     pub failure: Option<String>,
-    /// Where it went on other decode nodes than the one that was chosen, and why; the first of them.
+    /// Where it went on other decode nodes than the one that was chosen, and why; the first of
+    /// them.
     pub turns: Vec<String>,
 }
 
@@ -67,9 +68,9 @@ pub struct RequestEnd {
     pub usage: Usage,
     /// The mean of the longest tenth of its gaps.
     pub tbt: Option<Tbt>,
-    /// Where it decoded last; `None` where it did not.
+    /// The node that it decoded at last; `None` if it did not decode.
     pub decode: Option<NodeId>,
-    /// The attempt that gave the first token; `None` where none did.
+    /// The attempt that gave the first token; `None` if none did.
     pub first_token: Option<Attempt>,
 }
 
@@ -95,13 +96,14 @@ impl RequestRecord {
         self.decisions.iter().rev().find_map(|decision| Some((decision.placed.as_ref().ok()?, decision.at)))
     }
 
-    /// Predicted time between tokens, where the decode node that was chosen is the one that served it.
+    /// Predicted time between tokens, if the decode node that was chosen is the one that served it.
     pub fn predicted_tbt(&self, end: &RequestEnd) -> Option<Duration> {
         let (placement, _) = self.served_by().filter(|(placement, _)| placement.decode == end.decode)?;
         placement.estimated_tbt.map(|Tbt(tbt)| tbt)
     }
 
-    /// Predicted time from the request's arrival to its first token: by the attempt that gave it, where one did.
+    /// Predicted time from the request's arrival to its first token: by the attempt that gave it,
+    /// if one did.
     pub fn predicted_ttft(&self) -> Option<Duration> {
         let first = self.end.as_ref().and_then(|end| end.first_token);
         let gave = |decision: &&Decision| first.is_none_or(|first| decision.attempt == first);
@@ -142,7 +144,7 @@ impl RequestRecord {
 }
 
 impl RequestEnd {
-    /// Since the request's arrival; none where no token came.
+    /// Since the request's arrival; none if no token came.
     pub fn ttft(&self) -> Option<Duration> {
         (self.usage.completion_tokens > 0).then_some(self.timeline.ttft)
     }
@@ -188,7 +190,8 @@ impl OpenRecord {
         }
     }
 
-    /// The request ended: its record is complete, and goes to the log in one line. Only the first end counts.
+    /// The request ended: its record is complete, and goes to the log in one line. Only the first
+    /// end counts.
     pub fn end(&self, end: RequestEnd) {
         let mut record = self.lock();
         if record.end.is_none() {
@@ -237,7 +240,8 @@ impl Records {
         OpenRecord(record)
     }
 
-    /// The record, as it stands, of the request that has this id, its own or the client's, or whose own begins so.
+    /// The record, as it stands, of the request that has this id, its own or the client's, or whose
+    /// own begins so.
     pub fn find(&self, id: &str) -> Found {
         let prefix: Option<RequestIdPrefix> = id.parse().ok();
         let is_meant = |kept: &&Kept| {
@@ -300,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_request_is_one_decision_and_then_its_placement() {
+    fn a_queued_request_is_one_decision_and_then_its_placement() {
         let records = Records::default();
         let open = records.open(RequestId(1), "".into(), 10, 20);
         (0..9).for_each(|n| open.decided(Attempt(0), ms(n), refused("full"), Grounds::NoLeader));

@@ -1,4 +1,5 @@
-//! One request between its nodes, the cluster and its client: carries out what `RequestCore` decides.
+//! One request between its nodes, the cluster and its client: carries out what `RequestCore`
+//! decides.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,7 +48,7 @@ pub struct Relay {
     core: RequestCore,
     /// Which of the request's answers it is.
     sample: u32,
-    /// Told once its nodes hold the prompt; `None` once it was, or if nobody wants to know.
+    /// Told once its nodes hold the prompt; `None` once it was, or if no other answer waits for it.
     decodes: Option<Decodes>,
     text: OutputText,
     record: OpenRecord,
@@ -56,7 +57,8 @@ pub struct Relay {
     interrupted: Interrupted,
     /// The question that is not answered.
     asked: Option<(Question, oneshot::Receiver<Answer>)>,
-    /// Fires when the core wants to be woken, or before: the core's time moves on with each token, and to set a timer for each would cost more than relaying it.
+    /// Fires when the core wants to be woken, or before. The core's time moves on with each token,
+    /// and a timer for each would cost more than relaying it.
     timer: Waited,
     /// When it fires; `None` once it has.
     timer_set: Option<Instant>,
@@ -66,7 +68,9 @@ pub struct Relay {
     gone: Option<RequestError>,
 }
 
-/// What ends a request from outside: its client left, or aborted it, or this conductor goes down. Waited for once and for all: to wait anew for each token would cost more than to relay it. It ends once.
+/// What ends a request from outside: its client left, or aborted it, or this conductor goes down.
+/// Waited for once and for all: to wait anew for each token would cost more than to relay it. It
+/// ends once.
 type Interrupted = futures::future::Fuse<BoxFuture<'static, RequestError>>;
 
 fn interrupted(frontend: &Frontend, entry: &Entry, unread: &Unread) -> Interrupted {
@@ -280,7 +284,7 @@ impl Relay {
                 }
                 RequestEffect::Submit { node, job } => self.submit(&node, &job),
                 RequestEffect::Reselect { node, reselect } => {
-                    // Where the session ended, the loss of the prefill node is on its way here.
+                    // If the session ended, the loss of the prefill node is on its way here.
                     self.frontend.nodes.send(&node, Command::Reselect((&reselect).into()));
                 }
                 RequestEffect::Abort { node, key } => {
@@ -349,7 +353,8 @@ impl Relay {
         if job.partial_prefill_tokens > 0 {
             self.frontend.metrics.on_partial_prefill();
         }
-        // Whoever left since it was chosen may have left before this request was known to be there: nobody tells it any more.
+        // A node that left since it was chosen may have left before this request was known to be
+        // there: then the request is not told.
         let gone = {
             let cluster = self.frontend.cluster();
             self.core.needed().iter().find(|start| !cluster.is_here(start)).map(|(node, _)| node.clone())
@@ -399,7 +404,7 @@ impl Relay {
     fn tell_decodes(&mut self) {
         let Some(placement) = self.core.placement() else { return };
         if let Some(decodes) = self.decodes.take() {
-            // The client may be gone, and everybody with it.
+            // The client may be gone, and its other answers with it.
             let _ = decodes.send(placement.nodes());
         }
     }
@@ -409,7 +414,7 @@ impl Relay {
         match note {
             RequestNote::Held => {
                 metrics.on_held();
-                self.frontend.tally.lock().admission.held += 1;
+                self.frontend.tally.lock().admission.queued += 1;
             }
             RequestNote::Retried { attempt, why } => {
                 tracing::warn!(%request, attempt = attempt.0, reason = %why, "placing the request again");
@@ -437,7 +442,7 @@ impl Relay {
                 metrics.on_migration_failed();
             }
             RequestNote::FetchFailed(reason) => {
-                tracing::info!(%request, attempt, %reason, "a prefix could not be brought and is computed");
+                tracing::info!(%request, attempt, %reason, "a prefix could not be fetched and is computed");
             }
         }
     }
@@ -455,7 +460,8 @@ impl Relay {
         }
     }
 
-    /// The last message, after what the client has not read. Its request takes nothing from others any more; the client has as long as a request may take.
+    /// The last message, after what the client has not read. Its request takes nothing from others
+    /// any more; the client has as long as a request may take.
     async fn send_last(&mut self, last: Outgoing) {
         if self.gone.is_some() {
             self.unread.clear();
@@ -472,7 +478,7 @@ impl Relay {
         }
     }
 
-    /// The request is over: says so to everybody who wants to know.
+    /// The request is over: tells its client, its other answers, the metrics and the records.
     async fn end(&mut self, outcome: Outcome) {
         let outcome = outcome.map_err(GenerateError::from);
         let (timeline, usage, tbt) = (self.core.timeline().clone(), self.core.usage(), self.core.tbt());
@@ -511,7 +517,8 @@ impl Relay {
         self.send_last(Outgoing { response: last, heard: None }).await;
     }
 
-    /// Says what came of the predictions. Of a request that was placed again nothing is said: what was predicted of its first attempt is not what served it.
+    /// Says what came of the predictions. Of a request that was placed again nothing is said: what
+    /// was predicted of its first attempt is not what served it.
     fn learn(&self, tbt: Option<Tbt>) {
         let Some(placement) = self.core.placement().filter(|_| self.core.attempt() == Attempt(0)) else { return };
         let Ttft(ttft) = placement.estimated_ttft;
@@ -540,7 +547,8 @@ impl Relay {
 }
 
 impl Drop for Relay {
-    /// Whoever drops it early, a client that leaves while it waits to be placed or a panic, leaves nothing charged and no node at work.
+    /// If it is dropped early, by a panic or because the client leaves before placement, nothing
+    /// stays charged and no node stays at work.
     fn drop(&mut self) {
         let now = self.now();
         self.core.on_abort(now);
@@ -563,7 +571,8 @@ async fn answered(asked: &mut Option<(Question, oneshot::Receiver<Answer>)>) -> 
     }
 }
 
-/// Log-probabilities for a client, who has no vocabulary: with the texts of the token that was taken, if it has one, and of its alternatives.
+/// Log-probabilities for a client, who has no vocabulary: with the texts of the token that was
+/// taken, if it has one, and of its alternatives.
 fn with_texts(tokenizer: &Tokenizer, taken: Option<TokenId>, logprobs: &TokenLogprobs) -> v1::TokenLogprobs {
     let text = |token| String::from_utf8_lossy(tokenizer.token_bytes(token).unwrap_or_default()).into_owned();
     let mut wire = v1::TokenLogprobs::from(logprobs);

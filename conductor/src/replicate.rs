@@ -1,4 +1,5 @@
-//! Has hot prefixes copied to more prefill nodes: what `Cluster::replicate` decides, sent out, and what became of it.
+//! Has hot prefixes replicated to more prefill nodes: what `Cluster::replicate` decides, sent out,
+//! and what became of it.
 
 use baton_proto::v1;
 use baton_runtime::{Phase, random_u64};
@@ -12,7 +13,7 @@ fn failed(kind: ErrorKind, message: &str) -> FetchReport {
 }
 
 impl Frontend {
-    /// Orders the copies that are due.
+    /// Orders the replications that are due.
     pub fn replicate(&self) {
         if self.shutdown.phase() >= Phase::Draining || !self.desk.leads() {
             return;
@@ -26,12 +27,12 @@ impl Frontend {
         let Replication { orders, overdue } = self.cluster().replicate(now, &hot, &mut name);
         for (key, node) in overdue {
             self.metrics.on_replication_done(None);
-            tracing::info!(%node, "nothing was heard of a copy of a prefix: giving it up");
+            tracing::info!(%node, "nothing was heard of the replication of a prefix: giving it up");
             self.nodes.send(&node, v1::node_command::Command::Abort(key.into()));
         }
         for (order, source) in orders {
             self.metrics.on_replication_ordered();
-            tracing::info!(to = %order.to, from = %source.node, tokens = source.tokens, bytes = order.fetch.bytes, "copying a hot prefix");
+            tracing::info!(to = %order.to, from = %source.node, tokens = source.tokens, bytes = order.fetch.bytes, "replicating a hot prefix");
             let copy = PrefixReplication { key: order.key, conductor: self.id, source, block_hashes: order.hashes };
             let order_of = v1::ReplicatePrefixCommand { term: self.desk.term(), ..(&copy).into() };
             if !self.nodes.send(&order.to, v1::node_command::Command::ReplicatePrefix(order_of)) {
@@ -48,9 +49,9 @@ impl Frontend {
         self.metrics.on_replication_done(report.failure.is_none().then_some(report.bytes));
         match &report.failure {
             None => {
-                tracing::info!(tokens = report.tokens, bytes = report.bytes, elapsed = ?report.elapsed, "a hot prefix is copied")
+                tracing::info!(tokens = report.tokens, bytes = report.bytes, elapsed = ?report.elapsed, "a hot prefix is replicated")
             }
-            Some(reason) => tracing::info!(%reason, "a hot prefix could not be copied"),
+            Some(reason) => tracing::info!(%reason, "a hot prefix could not be replicated"),
         }
     }
 }

@@ -27,21 +27,21 @@ pub const AT_RUN_TIME: [&str; 16] = [
     "max_request_s",
     "max_requests",
     "max_wait_ms",
+    "partial_prefill",
     "placement",
     "prompts_at_decode",
     "queue_timeout_s",
     "replicate_interval_s",
     "replicate_prefixes",
-    "partial_prefill",
     "tbt_slo_ms",
     "ttft_slo_ms",
 ];
 /// Longest value, bytes.
 const MAX_VALUE_BYTES: usize = 1024;
-/// To look for prefixes to copy takes a look at every counted one.
+/// To look for prefixes to replicate takes a look at every counted one.
 const SHORTEST_REPLICATION: Duration = Duration::from_millis(100);
 /// One of so many of the requests served at once may wait in the admission queue.
-const HELD_SHARE: usize = 32;
+const QUEUED_SHARE: usize = 32;
 /// How long a change may take to be in force where it was made: it was checked before.
 const IN_FORCE: Duration = Duration::from_secs(5);
 
@@ -88,7 +88,7 @@ impl Rules {
             max_wait: settings.max_wait_ms.of("max_wait_ms")?,
             max_overtaken,
             queue_timeout,
-            max_held: (settings.max_requests / HELD_SHARE).max(1),
+            max_queued: (settings.max_requests / QUEUED_SHARE).max(1),
             prompts_at_decode: parsed::<PromptsAtDecode>("prompts_at_decode", &settings.prompts_at_decode)?,
             takes_partial_prefills: settings.partial_prefill,
             ..ClusterConfig::default()
@@ -143,7 +143,8 @@ impl RunTimeSettings {
         Ok((settings, rules))
     }
 
-    /// The next version, with some values set and others, of which nothing is given, as each conductor was started with.
+    /// The next version, with some values set and others, of which nothing is given, as each
+    /// conductor was started with.
     fn next(
         &self,
         before: &SharedSettings,
@@ -192,7 +193,8 @@ fn check_key(key: &str) -> Result<(), RefusedSetting> {
 }
 
 impl Frontend {
-    /// Sets values for all conductors; of an empty one nothing is set any more. Gives what is in force then.
+    /// Sets values for all conductors; of an empty one nothing is set any more. Gives what is in
+    /// force then.
     ///
     /// # Errors
     /// A value is not taken, or etcd is away. Nothing was changed.

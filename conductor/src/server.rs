@@ -49,8 +49,8 @@ async fn serve(loaded: Loaded<Settings>) -> anyhow::Result<()> {
     server.run(async || signals.recv().await).await
 }
 
-/// A conductor that serves. Nothing of it belongs to the whole process: signals, logs and the recorder of metrics are
-/// its caller's.
+/// A conductor that serves. Nothing of it belongs to the whole process: signals, logs and the
+/// recorder of metrics are its caller's.
 pub struct Server {
     /// What its requests share.
     pub frontend: Arc<Frontend>,
@@ -93,7 +93,7 @@ impl Server {
             signal = signal() => signal,
             () = tasks.cancelled() => "a failed task",
         };
-        // Without one of its tasks nobody is served any better by waiting.
+        // Without one of its tasks no request is served better by waiting.
         let drain = if tasks.is_cancelled() { Drain { not_ready: Duration::ZERO, ..drain } } else { drain };
         tracing::info!(signal = first, requests = frontend.live.len(), ?drain, "draining");
         let drained = async || {
@@ -106,7 +106,8 @@ impl Server {
             // Each gets its terminal status before the server goes.
             let _ = within(clock, CLOSE_TIMEOUT, drained()).await;
         }
-        // Another one leads at once if this one says so before it ends, and else only once its lease has ended.
+        // Another one leads at once if this one says so before it ends, and else only once its
+        // lease has ended.
         let resigned = async {
             while frontend.desk.is_elected() {
                 clock.sleep(DRAIN_POLL).await;
@@ -261,7 +262,7 @@ fn announce(addresses: Addresses) {
         tracing::warn!(
             %grpc,
             %http,
-            "whoever reaches the clients' ports reaches what is for {whom}; --operators and --nodes move that to ports of their own"
+            "clients' ports also serve what is for {whom}; set --operators and --nodes to give that ports of its own"
         );
     }
     let ready = serde_json::json!({

@@ -25,7 +25,7 @@ pub struct Tally {
     pub goodput: Goodput,
 }
 
-/// Requests taken in, refused and held since the start.
+/// Requests taken in, refused and queued at admission since the start.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AdmissionTally {
     /// Taken in.
@@ -33,7 +33,7 @@ pub struct AdmissionTally {
     /// Refused for want of nodes, room or time.
     pub refused: u64,
     /// Waited in the admission queue, whatever became of them then.
-    pub held: u64,
+    pub queued: u64,
     /// The last one refused.
     pub last_refusal: Option<LastRefusal>,
 }
@@ -90,7 +90,7 @@ pub enum Kept {
     Met,
     /// It finished later, or failed.
     Missed,
-    /// Its client gave it up: nobody knows.
+    /// Its client gave it up: not known.
     Unknown,
 }
 

@@ -1,4 +1,5 @@
-//! What a client has not read of its answer. It is kept here, within bounds, and the request goes on beside it: nothing that others share waits for a client.
+//! What a client has not read of its answer. It is kept here, within bounds, and the request goes
+//! on beside it: nothing that others share waits for a client.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -126,12 +127,14 @@ impl Unread {
         self.since.map(|since| since + stall)
     }
 
-    /// Waits until the client has room, and hands off what it has room for. To be called while something is left. Dropped before its end, it has done nothing.
+    /// Waits until the client has room, and hands off what it has room for. To be called while
+    /// something is left. Dropped before its end, it has done nothing.
     ///
     /// # Errors
     /// The client has left.
     pub async fn room(&mut self, now: impl Fn() -> Instant) -> Result<(), Lost> {
-        // The place is used at once: one that is given back goes to another answer of the same request that waits for one, and so round for ever.
+        // The place is used at once. One that is given back would go to another waiting answer of
+        // the same request, and so round for ever.
         let Ok(permit) = self.out.reserve().await else {
             self.clear();
             return Err(Lost::Gone);
@@ -220,12 +223,13 @@ pub(crate) mod tests {
             clock.advance(second);
         };
         tokio::join!(unread.drain(second, &clock), stall);
-        assert!(!unread.is_empty(), "nobody reads");
+        assert!(!unread.is_empty(), "the client does not read");
         drop(read);
         assert_eq!(unread.flush(now), Err(Lost::Gone));
     }
 
-    /// Answers of one request share a channel. Each that waits has its turn, and none takes a place only to give it back.
+    /// Answers of one request share a channel. Each that waits has its turn, and none takes a place
+    /// only to give it back.
     #[tokio::test]
     async fn answers_that_share_a_client_all_get_on() {
         let clock = ManualClock::default();
@@ -248,7 +252,7 @@ pub(crate) mod tests {
         assert!(all.iter().all(Unread::is_empty) && budget.reserve().fits(70 << 20));
     }
 
-    /// What others left unread ends nobody who is behind for a moment.
+    /// What others left unread ends no answer that is behind for a moment.
     #[test]
     fn a_moment_is_kept_whatever_others_leave() {
         let now = Instant::now();

@@ -1,6 +1,7 @@
 //! The decode node: carries out what `baton_scheduler::DecodeCore` decides.
 //!
-//! **Invariant**: every effect that names an answer gets it exactly once; a block that a peer may still write is not given to anybody else.
+//! **Invariant**: every effect that names an answer gets it exactly once; a block that a peer may
+//! still write is not given to another request.
 
 mod metrics;
 mod role;

@@ -21,7 +21,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::metrics::Metrics;
 
-/// A grant in the transfer engine outlives the core's own time limit: the core decides, and this is the net below it.
+/// A grant in the transfer engine outlives the core's own time limit: the core decides, and this is
+/// the net below it.
 const GRANT_LIFETIME: Duration = Duration::from_secs(600);
 
 /// What only a decode node takes in.
@@ -68,7 +69,7 @@ pub struct DecodeRole {
     handoff_answers: HashMap<RequestKey, oneshot::Sender<Result<(), Refused>>>,
     /// Other nodes that read here.
     leases: LeaseDesk,
-    /// The tier below the arena, where there is one.
+    /// The tier below the arena, if there is one.
     ssd: Option<Ssd>,
     peers: Peers,
     /// Blocks on their way here.
@@ -250,7 +251,8 @@ impl DecodeRole {
 
     fn answer_grant(&mut self, key: RequestKey, answer: GrantAnswer) {
         let Some(waiting) = self.grant_answers.remove(&key) else { return };
-        // Where the prefill node has given up, or died, while it waited for room, nobody will use the grant.
+        // If the prefill node has given up, or died, while it waited for room, the grant will not
+        // be used.
         if let Err(Ok(unheard)) = waiting.send(answer) {
             self.core.on_release_grant(self.parts.clock.now(), key, GrantId(unheard.grant));
         }
@@ -321,7 +323,8 @@ impl Role for DecodeRole {
     fn on_input(&mut self, now: Instant, input: Input<DecodeInput>) {
         match input {
             Input::Grant(request, answer) => {
-                // A second request for the same key drops the first one's sender: its caller hears that.
+                // A second request for the same key drops the first one's sender: its caller hears
+                // that.
                 self.grant_answers.insert(request.key, answer);
                 self.core.on_grant_request(now, request);
             }
@@ -352,7 +355,8 @@ impl Role for DecodeRole {
             Input::NodeLost(lost) => self.core.on_node_lost(now, &lost),
             Input::Role(input) => self.on_role(now, input),
             Input::Prefill(job) => self.core.on_submit(now, job),
-            // A copy is sent to nobody who does not say that it copies, a reselection to nobody who was not refused.
+            // Replications are sent only to nodes that say that they do them, reselections only to
+            // nodes that were refused.
             Input::ReplicatePrefix(_) | Input::Reselect(_) => {}
             // The loop answers these.
             Input::SessionOpened(_) | Input::KvSnapshot(_) | Input::CheckIntegrity(_) => {}

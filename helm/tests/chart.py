@@ -1,6 +1,7 @@
 """Renders the chart: what the tests share."""
 
 import functools
+import http.server
 import json
 import os
 import pathlib
@@ -8,6 +9,7 @@ import pickle
 import re
 import subprocess
 import tempfile
+import threading
 
 import yaml
 
@@ -16,7 +18,7 @@ TESTS = pathlib.Path(__file__).resolve().parent
 ROOT = TESTS.parent.parent
 CHART = ROOT / "helm" / "baton"
 EXAMPLES = sorted((ROOT / "helm" / "examples").glob("*.yaml"))
-# libyaml, where PyYAML has it: ten times as fast.
+# libyaml, if PyYAML has it: ten times as fast.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -55,12 +57,12 @@ def merged(*maps):
     return result
 
 
-def text(values, release="baton", namespace="serving", chart=CHART):
+def text(values, release="baton", namespace="serving", chart=CHART, more=()):
     """What `helm template` prints."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         json.dump(values, file)
         file.flush()
-        return helm("template", release, str(chart), "--namespace", namespace, "--values", file.name)
+        return helm("template", release, str(chart), "--namespace", namespace, "--values", file.name, *more)
 
 
 @functools.cache
@@ -75,6 +77,35 @@ def render(values=None, release="baton", namespace="serving", engine="mock", cha
     if engine:
         given.insert(0, {"engine": engine})
     return pickle.loads(_pickled(json.dumps(merged(*given)), release, namespace, str(chart)))
+
+
+def upgrade(there, values):
+    """The objects that the chart makes where these workloads are: `lookup` asks a server that has them."""
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            kinds = [{"name": kind.lower() + "s", "kind": kind, "namespaced": True} for kind in ("Deployment", "StatefulSet")]
+            known = {"/apis/apps/v1": {"kind": "APIResourceList", "groupVersion": "apps/v1", "resources": kinds}}
+            for one in there:
+                where = one["metadata"]
+                known[f"/apis/apps/v1/namespaces/{where['namespace']}/{one['kind'].lower()}s/{where['name']}"] = one
+            found = known.get(self.path.split("?")[0])
+            body = json.dumps(found or {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404})
+            self.send_response(200 if found else 404)
+            self.send_header("content-type", "application/json")
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        more = ("--dry-run=server", "--kube-apiserver", f"http://127.0.0.1:{server.server_port}")
+        try:
+            return [one for one in yaml.load_all(text(merged({"engine": "mock"}, values), more=more), Loader=LOADER) if one]
+        finally:
+            server.shutdown()
 
 
 def example(path):

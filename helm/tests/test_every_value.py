@@ -36,5 +36,6 @@ class EveryValue(unittest.TestCase):
         for path, _ in chart.leaves(chart.values()):
             key = path.split(".")[-1]
             # Of these maps, a template reads all keys at once.
-            if not path.startswith(("settings.", "image.")) and not any(word in path for word in (".settings.", "Probe.", "resources.", "updateStrategy.", "dashboard.labels.")):
+            read_whole = (".settings.", "Probe.", "resources.", "updateStrategy.", "dashboard.labels.", "ecurityContext.", "nodeSelector.")
+            if not path.startswith(("settings.", "image.")) and not any(word in path for word in read_whole):
                 self.assertRegex(templates, rf"[.\"]{key}\b", path)

@@ -96,6 +96,7 @@ class Schemas(unittest.TestCase):
 
     def test_names_are_unique_and_short(self):
         longest = "a-release-with-a-very-long-name-that-goes-on"
+        self.assertFalse({one["metadata"]["name"] for one in chart.render(release=longest)} & {one["metadata"]["name"] for one in chart.render(release=longest + "-2")})
         groups = {"groups": {"abcdefghijklmno": {}}}
         rendered = chart.render({"prefill": groups, "decode": groups}, release=longest)
         names = [(one["kind"], one["metadata"]["name"]) for one in rendered]

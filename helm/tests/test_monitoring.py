@@ -108,7 +108,11 @@ class Dashboard(unittest.TestCase):
     def test_it_is_found_and_whole(self):
         found = chart.of(rendered(), "ConfigMap", "baton-dashboard")
         self.assertEqual(found["metadata"]["labels"]["grafana_dashboard"], "1")
-        self.assertEqual(json.loads(found["data"]["baton.json"]), dashboard())
+        shown = json.loads(found["data"]["baton.json"])
+        self.assertEqual({**shown, "uid": "baton"}, dashboard())
+        other = json.loads(chart.of(chart.render({"monitoring": ON}, namespace="b"), "ConfigMap", "baton-dashboard")["data"]["baton.json"])
+        self.assertNotEqual(shown["uid"], other["uid"], "one of each release")
+        self.assertLessEqual(len(shown["uid"]), 40)
         other = {"enabled": True, "labels": {"mine": "x"}, "annotations": {"grafana_folder": "LLM"}}
         found = chart.of(chart.render(monitoring__dashboard=other), "ConfigMap", "baton-dashboard")
         self.assertEqual((found["metadata"]["labels"]["mine"], found["metadata"]["annotations"]), ("x", {"grafana_folder": "LLM"}))
@@ -137,11 +141,20 @@ class Scaling(unittest.TestCase):
             self.assertEqual(objective["authenticationRef"], {"name": "a"})
             self.assertEqual(objective["metadata"]["authModes"], "bearer")
             self.assertEqual(one["scaleTargetRef"], {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": f"baton-{role}{suffix}"})
-            # KEDA's number is not the chart's.
-            self.assertNotIn("replicas", chart.of(rendered(), "StatefulSet", f"baton-{role}{suffix}")["spec"])
+            self.assertEqual(chart.of(rendered(), "StatefulSet", f"baton-{role}{suffix}")["spec"]["replicas"], 1)
         one = chart.of(rendered(), "ScaledObject", "baton-conductor")["spec"]
         self.assertIn("baton_conductor_requests_running", one["triggers"][0]["metadata"]["query"])
-        self.assertNotIn("replicas", chart.of(rendered(), "Deployment")["spec"])
+        self.assertEqual(chart.of(rendered(), "Deployment")["spec"]["replicas"], 2)
+
+    def test_an_upgrade_leaves_the_number_that_there_is(self):
+        there = chart.render({"conductor": {"replicas": 5}, "decode": {"replicas": 7}})
+        scaling = {"autoscaling": {"enabled": True}}
+        values = {"monitoring": {"prometheusAddress": "http://p"}, "conductor": scaling, "decode": scaling}
+        after = chart.upgrade(there, values)
+        self.assertEqual(chart.of(after, "Deployment")["spec"]["replicas"], 5)
+        self.assertEqual(chart.of(after, "StatefulSet", "baton-decode")["spec"]["replicas"], 7)
+        # Without autoscaling the values say it.
+        self.assertEqual(chart.of(chart.upgrade(there, {}), "StatefulSet", "baton-decode")["spec"]["replicas"], 1)
 
     def test_pods_go_one_at_a_time_and_no_faster_than_they_drain(self):
         for objects in (rendered(), *map(chart.example, chart.EXAMPLES)):

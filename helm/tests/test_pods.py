@@ -211,7 +211,7 @@ class Pods(unittest.TestCase):
         ends = pod.ends()
         pod.delete()
         self.cluster.wait("gone", lambda: pod.name not in self.cluster.pods, 5)
-        self.assertEqual(ends, [("ended", 0)] * 2)
+        self.assertEqual(ends, [("ended", 0)])
 
     def rollout(self, objects, roles=ROLES):
         """`helm upgrade`, and `kubectl rollout status` of each role, as docs/deploy/kubernetes.md has it."""

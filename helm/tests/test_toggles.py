@@ -4,6 +4,7 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
+import tomllib
 import unittest
 
 import chart
@@ -45,7 +46,7 @@ class Roles(unittest.TestCase):
             self.assertTrue(spec["securityContext"]["runAsNonRoot"])
             self.assertFalse(spec["automountServiceAccountToken"])
             self.assertFalse(spec["enableServiceLinks"])
-            for one in spec["containers"]:
+            for one in [*spec.get("initContainers", []), *spec["containers"]]:
                 context = one["securityContext"]
                 self.assertTrue(context["readOnlyRootFilesystem"])
                 self.assertFalse(context["allowPrivilegeEscalation"])
@@ -70,7 +71,7 @@ class Roles(unittest.TestCase):
 
     def test_keys_that_all_roles_have(self):
         blocks = {
-            "nodeSelector": {"a": "b"},
+            "nodeSelector": {"a": "b", "kubernetes.io/arch": "arm64", "kubernetes.io/os": "linux"},
             "tolerations": [{"key": "a", "operator": "Exists"}],
             "affinity": {"nodeAffinity": {}},
             "priorityClassName": "high",
@@ -79,6 +80,8 @@ class Roles(unittest.TestCase):
         for role in ("conductor", *NODES):
             given = {
                 **blocks,
+                # The rest is what the image needs.
+                "nodeSelector": {"a": "b", "kubernetes.io/arch": "arm64"},
                 "podAnnotations": {"note": "x"},
                 "podLabels": {"team": "y"},
                 "extraArgs": ["--log=debug"],
@@ -127,7 +130,16 @@ class Roles(unittest.TestCase):
             self.assertEqual(pod(workload)["serviceAccountName"], "default")
             named = render({role: {"serviceAccount": {"name": "mine", "annotations": {"a": "b"}}, "pdb": {"maxUnavailable": "25%"}}})
             self.assertEqual(of(named, "ServiceAccount", "mine")["metadata"]["annotations"], {"a": "b"})
-            self.assertEqual(of(named, "PodDisruptionBudget", f"baton-{role}")["spec"]["maxUnavailable"], "25%")
+            budget = of(named, "PodDisruptionBudget", f"baton-{role}")["spec"]
+            self.assertEqual((budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]), ("25%", "AlwaysAllow"))
+            careful = render({role: {"pdb": {"unhealthyPodEvictionPolicy": "IfHealthyBudget"}}})
+            self.assertEqual(of(careful, "PodDisruptionBudget", f"baton-{role}")["spec"]["unhealthyPodEvictionPolicy"], "IfHealthyBudget")
+
+    def test_roles_may_share_a_service_account(self):
+        account = {"serviceAccount": {"name": "one", "annotations": {"a": "b"}}}
+        rendered = render({role: account for role in ("conductor", *NODES)})
+        self.assertEqual(of(rendered, "ServiceAccount")["metadata"]["name"], "one")
+        self.assertEqual({pod(one)["serviceAccountName"] for one in chart.roles(rendered)}, {"one"})
 
     def test_a_changed_setting_replaces_pods_of_its_role_only(self):
         def sums(**paths):
@@ -136,10 +148,14 @@ class Roles(unittest.TestCase):
 
         before, after = sums(), sums(decode__settings__max_running=5)
         self.assertEqual({name for name in before if before[name] != after[name]}, {"baton-decode"})
+        after = sums(model__chatTemplate="x")
+        self.assertEqual({name for name in before if before[name] != after[name]}, {"baton-conductor"})
 
     def test_a_new_version_of_the_chart_alone_replaces_no_pod(self):
         for workload in chart.roles(render()):
-            self.assertNotIn("helm.sh/chart", workload["spec"]["template"]["metadata"]["labels"])
+            labels = workload["spec"]["template"]["metadata"]["labels"]
+            self.assertFalse({"helm.sh/chart", "app.kubernetes.io/version"} & set(labels))
+            self.assertIn("app.kubernetes.io/version", workload["metadata"]["labels"])
 
 
 class Image(unittest.TestCase):
@@ -149,6 +165,30 @@ class Image(unittest.TestCase):
         self.assertEqual(pod(one)["imagePullSecrets"], [{"name": "r"}])
         digest = "sha256:" + "0" * 64
         self.assertEqual(container(of(render(image__digest=digest, image__tag="9"), "Deployment"))["image"], f"baton@{digest}")
+
+    def test_what_a_role_or_a_group_says_goes_before_a_digest_of_all(self):
+        one, two = ("sha256:" + digit * 64 for digit in "12")
+        for own, image in (
+            ({}, f"baton@{one}"),
+            ({"pullPolicy": "Always"}, f"baton@{one}"),
+            ({"tag": "7"}, "baton:7"),
+            ({"repository": "other"}, "other:9"),
+            ({"repository": "other", "digest": two}, f"other@{two}"),
+        ):
+            rendered = render(image={"digest": one, "tag": "9"}, decode__image=own, prefill={"image": {"digest": two}, "groups": {"a": {"image": own}}})
+            self.assertEqual(container(of(rendered, "StatefulSet", "baton-decode"))["image"], image)
+            group = image if own.get("tag") or own.get("repository") else f"baton@{two}"
+            self.assertEqual(container(of(rendered, "StatefulSet", "baton-prefill-a"))["image"], group)
+
+    def test_images_of_others_have_policies_of_their_own(self):
+        values = {"image": {"pullPolicy": "Never"}, "model": {"uri": "https://h/m", "fetch": {}}}
+        own = {"repository": "r", "tag": "t", "digest": "", "pullPolicy": "Always"}
+        for given, policy in (({}, "IfNotPresent"), ({"image": own}, "Always")):
+            rendered = render(chart.merged(values, {"model": {"fetch": given}, "etcd": {"bundled": given}}), engine="cpu")
+            etcd, init = container(of(rendered, "StatefulSet", "baton-etcd")), pod(of(rendered, "Deployment"))["initContainers"][0]
+            for one in (etcd, init):
+                self.assertEqual(one["imagePullPolicy"], policy)
+                self.assertEqual(one["image"] == "r:t", bool(given))
 
 
 class Model(unittest.TestCase):
@@ -168,7 +208,9 @@ class Model(unittest.TestCase):
     def test_a_claim_is_made(self):
         pvc = {"create": True, "size": "9Gi", "storageClassName": "s", "volumeName": "v", "dataSource": {"kind": "VolumeSnapshot", "name": "n"}}
         rendered = render({"model": {"uri": "pvc:///m.gguf", "pvc": pvc}}, engine="cpu")
-        spec = of(rendered, "PersistentVolumeClaim", "baton-model")["spec"]
+        claim = of(rendered, "PersistentVolumeClaim", "baton-model")
+        self.assertEqual(claim["metadata"]["annotations"], {"helm.sh/resource-policy": "keep"})
+        spec = claim["spec"]
         self.assertEqual((spec["accessModes"], spec["storageClassName"], spec["volumeName"]), (["ReadOnlyMany"], "s", "v"))
         workload = of(rendered, "Deployment")
         self.assertEqual(volume(workload, "model")["persistentVolumeClaim"]["claimName"], "baton-model")
@@ -191,6 +233,10 @@ class Model(unittest.TestCase):
         self.assertEqual(flags(plain)["--model"], "/model/m.gguf")
         self.assertEqual(volume(plain, "model")["emptyDir"], {"sizeLimit": "1Gi"})
         self.assertIsNone(volume(plain, "token"))
+        env, resources = [{"name": "HTTPS_PROXY", "value": "http://proxy"}], {"limits": {"cpu": 1}}
+        init = pod(self.of_uri(uri="https://h/m", fetch={"extraEnv": env, "resources": resources}))["initContainers"][0]
+        self.assertEqual((init["env"], init["resources"]["limits"]), (env, {"cpu": 1}))
+        self.assertEqual(set(init["resources"]["requests"]), {"cpu", "memory"})
 
     def test_a_folder_is_fetched(self):
         workload = self.of_uri(uri="hf://org/repo", files=[{"path": "config.json"}, {"path": "a/b.safetensors", "sha256": "1" * 64}])
@@ -223,10 +269,25 @@ class Model(unittest.TestCase):
             self.assertEqual((folder / "curl.urls").read_text().count("\n"), 1, "what is there is not fetched again")
             self.assertNotEqual(run(folder / "two", right, "m", "0" * 64).returncode, 0)
             self.assertFalse(list((folder / "two").iterdir()))
+            # What cannot go on begins anew: a server without ranges, and a part that is whole.
+            for says in ("exit 33", "echo 416; exit 22", "echo 416"):
+                fake = '#!/bin/sh\ncat >/dev/null\nwhile [ $# -gt 0 ]; do case $1 in --continue-at) on=1;; --output) out=$2;; esac; shift; done\n'
+                (folder / "curl").write_text(f'{fake}[ -z "$on" ] || {{ {says}; exit; }}\n[ ! -e "$out" ] && echo new >"$out"\n')
+                (folder / "three").mkdir(exist_ok=True)
+                (folder / "three/m.part").write_text("old")
+                self.assertEqual(run(folder / "three", "https://h/x", "m", "").returncode, 0)
+                self.assertEqual((folder / "three/m").read_text(), "new\n")
+                (folder / "three/m").unlink()
+            # Others fail, and the part stays.
+            (folder / "curl").write_text("#!/bin/sh\necho 503; exit 22\n")
+            (folder / "three/m.part").write_text("old")
+            self.assertEqual(run(folder / "three", "https://h/x", "m", "").returncode, 22)
+            self.assertEqual((folder / "three/m.part").read_text(), "old")
 
     def test_a_chat_template_goes_before_the_models(self):
-        rendered = render(model__chatTemplate="{{ messages }}")
-        self.assertEqual(of(rendered, "ConfigMap", "baton-conductor")["data"]["chat-template.jinja"].strip(), "{{ messages }}")
+        for template in ("{{ messages }}", "\n   {{ a }}\n b", "\t{{ a }}\r\n{% x %}  \n\n", 'a: "b" # <é\u0085>\n'):
+            rendered = render(model__chatTemplate=template)
+            self.assertEqual(of(rendered, "ConfigMap", "baton-conductor")["data"]["chat-template.jinja"], template)
         self.assertEqual(flags(of(rendered, "Deployment"))["--chat-template"], "/etc/baton/chat-template.jinja")
 
 
@@ -256,14 +317,23 @@ class Nodes(unittest.TestCase):
             rendered = render({role: block})
             first, second = (of(rendered, "StatefulSet", f"baton-{role}{suffix}") for suffix in ("", "-zone-b"))
             self.assertEqual((first["spec"]["replicas"], second["spec"]["replicas"]), (2, 0))
-            self.assertEqual(pod(first)["nodeSelector"], {"disk": "nvme"})
-            self.assertEqual(pod(second)["nodeSelector"], {"disk": "nvme", "zone": "b"})
+            self.assertEqual({"disk": "nvme", "zone": "b"}.items() & pod(first)["nodeSelector"].items(), {("disk", "nvme")})
+            self.assertLessEqual({"disk": "nvme", "zone": "b"}.items(), pod(second)["nodeSelector"].items())
             self.assertIn("topologySpreadConstraints", pod(first))
             self.assertNotIn("topologySpreadConstraints", pod(second))
             self.assertNotEqual(first["spec"]["selector"], second["spec"]["selector"])
             for kind in ("Service", "ConfigMap", "NetworkPolicy"):
                 self.assertTrue(has(rendered, kind, f"baton-{role}-zone-b"), kind)
             self.assertEqual(len([one for one in rendered if one["kind"] == "PodDisruptionBudget"]), 3)
+
+    def test_a_group_replaces_its_roles_volume(self):
+        ssd = {"enabled": True, "volume": {"ephemeral": {"volumeClaimTemplate": {"spec": {}}}}}
+        groups = {"a": {"ssd": {"volume": {"emptyDir": {"sizeLimit": "1Gi"}}}}, "b": {}}
+        for role in NODES:
+            rendered = render({role: {"ssd": ssd, "groups": groups}})
+            found = volume(of(rendered, "StatefulSet", f"baton-{role}-a"), "ssd")
+            self.assertEqual(found, {"name": "ssd", "emptyDir": {"sizeLimit": "1Gi"}})
+            self.assertEqual(set(volume(of(rendered, "StatefulSet", f"baton-{role}-b"), "ssd")), {"name", "ephemeral"})
 
     def test_rdma_has_its_device_and_pins_memory(self):
         for role in NODES:
@@ -323,6 +393,11 @@ class Conductors(unittest.TestCase):
         placed = render(etcd__bundled={"nodeSelector": {"a": "b"}, "tolerations": [{"key": "k"}], "affinity": {"x": {}}, "priorityClassName": "p"})
         for key in ("nodeSelector", "tolerations", "affinity", "priorityClassName"):
             self.assertIn(key, pod(of(placed, "StatefulSet", "baton-etcd")))
+        own = {"podAnnotations": {"a": "b"}, "podSecurityContext": {"runAsUser": 7}, "securityContext": {"runAsGroup": 8}, "resources": {"limits": {"cpu": 1}}}
+        etcd = of(render(etcd__bundled=own), "StatefulSet", "baton-etcd")
+        self.assertEqual(etcd["spec"]["template"]["metadata"]["annotations"], {"a": "b"})
+        self.assertEqual((pod(etcd)["securityContext"]["runAsUser"], pod(etcd)["securityContext"]["fsGroup"]), (7, 10001))
+        self.assertEqual((container(etcd)["securityContext"]["runAsGroup"], container(etcd)["resources"]["limits"]), (8, {"cpu": 1}))
 
     def test_external_etcd(self):
         external = {
@@ -421,17 +496,94 @@ class Network(unittest.TestCase):
         self.assertTrue(has(render(release="r", nameOverride="x"), "Deployment", "r-x-conductor"))
 
 
+class Strings(unittest.TestCase):
+    """What YAML would read as something else stays what it is."""
+
+    TRAPS = ("123", "true", "null", "1e3", "a: b # c", "- x", "{y}")
+
+    def test_values_stay_strings(self):
+        for trap in self.TRAPS:
+            external = {"endpoints": ["a:2379"], "tls": {"enabled": True, "secret": trap, "caKey": trap, "certKey": trap, "keyKey": trap}}
+            external |= {"user": trap, "passwordSecret": {"name": trap, "key": trap}}
+            role = {"priorityClassName": trap, "runtimeClassName": trap, "serviceAccount": {"create": False, "name": trap}}
+            values = {"model": {"uri": f"pvc://123/{trap}", "name": trap}, "etcd": {"mode": "external", "external": external}}
+            rendered = render({**values, "conductor": role, "image": {"pullSecrets": [trap]}}, engine="cpu")
+            one = of(rendered, "Deployment")
+            for flag, value in {"model": f"/model/{trap}", "model-name": trap, "etcd-user": trap, "etcd-ca": f"/etcd-tls/{trap}", "etcd-password-file": f"/etcd-password/{trap}"}.items():
+                self.assertEqual(flags(one)[f"--{flag}"], value)
+            self.assertEqual(volume(one, "model")["persistentVolumeClaim"]["claimName"], "123")
+            self.assertEqual((volume(one, "etcd-tls")["secret"]["secretName"], volume(one, "etcd-password")["secret"]["secretName"]), (trap, trap))
+            spec = pod(one)
+            self.assertEqual((spec["priorityClassName"], spec["runtimeClassName"], spec["serviceAccountName"], spec["imagePullSecrets"]), (trap, trap, trap, [{"name": trap}]))
+            fetched = render({"model": {"uri": "https://h/m#c", "secret": {"name": trap}}}, engine="cpu")
+            self.assertEqual(volume(of(fetched, "Deployment"), "token")["secret"]["secretName"], trap)
+
+    def test_names_stay_strings(self):
+        groups = {"groups": {name: {} for name in ("true", "no", "on", "null")}}
+        monitoring = {"alerts": {"enabled": True}, "podMonitor": {"enabled": True}}
+        rendered = render({"prefill": groups, "monitoring": monitoring}, release="true", namespace="123", fullnameOverride="null", nameOverride="1e3")
+        for one in rendered:
+            self.assertEqual(one["metadata"]["namespace"], "123")
+            self.assertTrue(all(isinstance(value, str) for value in one["metadata"]["labels"].values()), one["metadata"])
+        labels = of(rendered, "StatefulSet", "null-prefill-true")["spec"]["selector"]["matchLabels"]
+        self.assertEqual((labels["baton/group"], labels["app.kubernetes.io/instance"], labels["app.kubernetes.io/name"]), ("true", "true", "1e3"))
+        self.assertEqual(of(rendered, "PrometheusRule")["spec"]["groups"][0]["name"], "123.null")
+        endpoint = of(rendered, "PodMonitor", "null-nodes")["spec"]["podMetricsEndpoints"][0]
+        self.assertEqual(endpoint["relabelings"][0]["replacement"], "null")
+
+    def test_large_numbers_stay_numbers(self):
+        block = {"minReadySeconds": 1000000, "shm": {"enabled": True, "hostPath": "/run/{a}#"}, "autoscaling": {"enabled": True, "maxReplicas": 1000000}}
+        values = {"decode": block, "monitoring": {"prometheusAddress": "http://p"}}
+        one = of(render(values), "StatefulSet", "baton-decode")
+        self.assertEqual((volume(one, "shm")["hostPath"]["path"], mount(one, "shm"), flags(one)["--transfer-shm-folder"]), ("/run/{a}#",) * 3)
+        text = chart.text({"engine": "mock", **values})
+        for key in ("minReadySeconds", "maxReplicaCount"):
+            self.assertIn(f"{key}: 1000000\n", text)
+        toml = of(render(conductor__settings={"ttft_slo_ms": 1e20, "tbt_slo_ms": 1e-5, "max_prompt_bytes": 1 << 52}), "ConfigMap", "baton-conductor")["data"]["baton.toml"]
+        settings = tomllib.loads(toml)
+        self.assertEqual((settings["ttft_slo_ms"], settings["tbt_slo_ms"], settings["max_prompt_bytes"]), (1e20, 1e-5, 1 << 52))
+
+
 class Rest(unittest.TestCase):
     def test_the_test_pod_asks_nodes_and_clients(self):
         rendered = render(tests={"prompt": "--hi", "timeoutSeconds": 9})
         spec = of(rendered, "Pod")["spec"]
-        self.assertEqual((spec["activeDeadlineSeconds"], spec["containers"][1]["args"][-1]), (9, "--hi"))
-        self.assertIn("--conductor=http://baton-grpc.serving.svc:7070", spec["containers"][1]["args"])
+        self.assertEqual((spec["activeDeadlineSeconds"], spec["containers"][0]["args"][-1]), (9, "--hi"))
+        self.assertIn("--conductor=http://baton-grpc.serving.svc:7070", spec["containers"][0]["args"])
+        self.assertEqual(spec["initContainers"][0]["args"][1:], ["nodes", "http://baton-conductors.serving.svc:9090", "decode", "prefill"])
+        self.assertEqual(spec["restartPolicy"], "OnFailure")
         self.assertEqual(of(rendered, "Pod")["metadata"]["annotations"]["helm.sh/hook"], "test")
-        other = of(render(services__grpc={"headless": False, "port": 99}), "Pod")["spec"]["containers"][1]["args"]
+        for prefill, wanted in (({"replicas": 0}, False), ({"replicas": 0, "groups": {"a": {"replicas": 1}}}, True)):
+            self.assertEqual("prefill" in of(render(prefill=prefill), "Pod")["spec"]["initContainers"][0]["args"], wanted)
+        own = {"nodeSelector": {"a": "b"}, "tolerations": [{"key": "k"}], "resources": {"limits": {"cpu": 1}}, "podSecurityContext": {"runAsUser": 7}, "securityContext": {"runAsGroup": 8}}
+        spec = of(render(tests=own), "Pod")["spec"]
+        self.assertEqual((spec["nodeSelector"]["a"], spec["tolerations"], spec["securityContext"]["runAsUser"]), ("b", [{"key": "k"}], 7))
+        for one in (*spec["initContainers"], *spec["containers"]):
+            self.assertEqual((one["resources"], one["securityContext"]["runAsGroup"]), (own["resources"], 8))
+        other = of(render(services__grpc={"headless": False, "port": 99}), "Pod")["spec"]["containers"][0]["args"]
         self.assertIn("--conductor=http://baton-grpc.serving.svc:99", other)
-        other = of(render(services__grpc__enabled=False), "Pod")["spec"]["containers"][1]["args"]
+        other = of(render(services__grpc__enabled=False), "Pod")["spec"]["containers"][0]["args"]
         self.assertIn("--conductor=http://baton-conductors.serving.svc:7070", other)
+
+    def test_the_test_pod_waits_for_a_node_of_each_role(self):
+        """With a `baton` that knows a node more at each call, and a `sleep` that does not."""
+        arguments = of(render(), "Pod")["spec"]["initContainers"][0]["args"]
+        table = "NAME      ROLE     STATE    RUNNING\n"
+        says = ["", "no node has registered\n", f"{table}p-0  prefill  ready    0\n", f"{table}d-0  decode  suspect  0\n"]
+        says += [f"{table}d-0  decode   ready    0\n", f"{table}d-0  decode   ready    0\np-0  prefill  ready    0\n"]
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            for number, text in enumerate(says):
+                (folder / f"say{number}").write_text(text)
+            checks = 'case $* in *--check*) echo checked; exit 7;; esac\n'
+            counts = 'n=$(cat "$0.n" 2>/dev/null || echo 0)\necho $((n + 1)) >"$0.n"\n[ "$n" != 0 ] || exit 1\n'
+            (folder / "baton").write_text(f'#!/bin/sh\n{checks}{counts}cat "{folder}/say$n"\n')
+            (folder / "sleep").write_text("#!/bin/sh\n")
+            for name in ("baton", "sleep"):
+                (folder / name).chmod(0o755)
+            done = subprocess.run(["sh", "-ec", *arguments], env={"PATH": f"{folder}:/usr/bin:/bin"}, capture_output=True, text=True, timeout=20)
+            self.assertEqual((done.returncode, (folder / "baton.n").read_text()), (7, f"{len(says)}\n"), done.stderr)
+            self.assertTrue(done.stdout.endswith(f"{says[-1]}checked\n"), done.stdout)
 
     def test_extra_objects_are_templates(self):
         extra = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "{{ .Release.Name }}-x"}}

@@ -27,6 +27,7 @@ WRONG_BY_SCHEMA = [
     ("nameOverride", "Not A Name"),
     ("fullnameOverride", "a-name-that-is-longer-than-28-characters"),
     ("commonLabels.team", 7),
+    ("commonLabels", {"app.kubernetes.io/component": "x"}, "commonLabels: Property name of"),
     ("image.repository", ""),
     ("image.digest", "sha256:abc"),
     ("image.pullPolicy", "Sometimes"),
@@ -62,6 +63,10 @@ WRONG_BY_SCHEMA = [
     ("prefill.groups.a.groups", {}, "prefill.groups.a"),
     ("decode.hugepages.size", "4Ki"),
     ("decode.shm.hostPath", "run/baton"),
+    ("decode.shm.hostPath", "/run/a,b"),
+    ("decode.settings.cache_bytes", 1e20),
+    ("decode.pdb.unhealthyPodEvictionPolicy", "Never"),
+    ("model.fetch.image", "docker.io/curlimages/curl:8.11.1"),
     ("decode.autoscaling.quantile", 95),
     ("decode.autoscaling.scaleDown.periodSeconds", 0),
     ("decode.extraEnv", [{"value": "x"}], "decode.extraEnv.0"),
@@ -108,6 +113,20 @@ WRONG_TOGETHER = [
     ({"decode": {"settings": {"transport": "rdma"}}}, "decode.rdma.enabled"),
     ({"conductor": {"terminationGracePeriodSeconds": 130}}, "conductor.terminationGracePeriodSeconds"),
     ({"decode": {"terminationGracePeriodSeconds": 60}}, "decode.terminationGracePeriodSeconds"),
+    ({"decode": {"groups": {"a": {"terminationGracePeriodSeconds": 60}}}}, "decode.groups.a.terminationGracePeriodSeconds"),
+    ({"conductor": {"extraArgs": ["--not-ready-s", "5"]}}, "conductor.extraArgs"),
+    ({"prefill": {"groups": {"a": {"extraArgs": ["--grace-s=5"]}}}}, "prefill.groups.a.extraArgs"),
+    ({"decode": {"extraEnv": [{"name": "BATON_GRACE_S", "value": "5"}]}}, "decode.extraEnv"),
+    ({"conductor": {"ports": {"http": 7070}}}, "conductor.ports"),
+    ({"prefill": {"groups": {"a": {"ports": {"http": 7200}}}}}, "prefill.groups.a.ports"),
+    (
+        {role: {"serviceAccount": {"name": "one", "annotations": {"of": role}}} for role in ("conductor", "decode")},
+        "decode.serviceAccount.annotations",
+    ),
+    (
+        {"prefill": {"groups": {"a": {}, "b": {"serviceAccount": {"annotations": {"of": "b"}}}}}},
+        "prefill.groups.b.serviceAccount.annotations",
+    ),
 ]
 
 
@@ -125,6 +144,25 @@ class WrongValues(unittest.TestCase):
             with self.subTest(path=path):
                 self.assertIn(f"{path}: ", said)
                 self.assertNotIn("specifications of the schema", said)
+
+    def test_the_number_of_etcds_members_cannot_change(self):
+        def values(replicas):
+            return {"etcd": {"bundled": {"replicas": replicas}}}
+
+        for before, after in ((1, 3), (5, 3)):
+            there = chart.render(values(before))
+            with self.assertRaisesRegex(chart.Refused, f"etcd.bundled.replicas: {after} asked for, but {before} are there, and .* back etcd up"):
+                chart.upgrade(there, values(after))
+            self.assertTrue(chart.has(chart.upgrade(there, values(before)), "StatefulSet", "baton-etcd"))
+            # Of another release.
+            self.assertTrue(chart.upgrade(there, chart.merged(values(after), {"fullnameOverride": "b"})))
+
+    def test_releases_whose_names_services_cannot_have_are_refused(self):
+        for release in ("123", "1-baton", "a.b"):
+            with self.assertRaisesRegex(chart.Refused, "fullnameOverride: not set, but"):
+                chart.render(release=release)
+            rendered = chart.render(release=release, fullnameOverride="llm")
+            self.assertEqual(chart.of(rendered, "Deployment")["metadata"]["labels"]["app.kubernetes.io/instance"], release)
 
     def test_every_value_is_in_the_schema_and_reverse(self):
         schema = json.loads((chart.CHART / "values.schema.json").read_text())

@@ -1,7 +1,7 @@
 //! The prefill node: carries out what `baton_scheduler::PrefillCore` decides.
 //!
-//! **Invariant**: every effect that names an answer gets it exactly once, whatever happens to the peer; a block is not given back to the core while the transfer
-//! engine still reads it.
+//! **Invariant**: every effect that names an answer gets it exactly once, whatever happens to the
+//! peer. A block is not given back to the core while the transfer engine still reads it.
 
 // Tests read the clock and wait.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]

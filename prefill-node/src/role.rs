@@ -85,7 +85,7 @@ pub struct PrefillRole {
     fetches: HashMap<RequestKey, Fetching>,
     /// Other nodes that read here.
     leases: LeaseDesk,
-    /// The tier below the arena, where there is one.
+    /// The tier below the arena, if there is one.
     ssd: Option<Ssd>,
     /// The step in flight: rows, tokens attended to.
     step: Option<(StepId, u32, u64)>,
@@ -356,11 +356,12 @@ async fn ask_for_grant(
     Ok((grant, remote))
 }
 
-/// A push that failed is the decode node's or the network's fault: another placement may work. A transport that was forced is named: without the choice
-/// another one might have carried the push.
+/// A push that failed is the decode node's or the network's fault: another placement may work. A
+/// transport that was forced is named: without the choice another one might have carried the push.
 fn transfer_failed(transport: TransportChoice, error: TransferError) -> Refused {
     let kind = match error.kind() {
-        // Nothing of a push comes from the client: what is invalid about it, the client cannot mend.
+        // Nothing of a push comes from the client: what is invalid about it, the client cannot
+        // mend.
         ErrorKind::DeadlineExceeded | ErrorKind::DataLoss | ErrorKind::Invalid => ErrorKind::Unavailable,
         kind => kind,
     };
@@ -395,7 +396,8 @@ impl Role for PrefillRole {
                 self.core.on_lease_request(now, request);
             }
             Input::ReleaseLease(lease) => self.core.on_release_lease(now, lease),
-            // The service of a prefill node refuses what only decode nodes do, and the loop answers the rest.
+            // The service of a prefill node refuses what only decode nodes do, and the loop answers
+            // the rest.
             Input::Grant(..) | Input::ReleaseGrant(..) | Input::Handoff(..) => {}
             Input::SessionOpened(_) | Input::KvSnapshot(_) | Input::CheckIntegrity(_) => {}
         }

@@ -1,4 +1,5 @@
-//! Streams an answer over gRPC, from a conductor that runs: `cargo run --example generate -- "Name the capital of France."`.
+//! Streams an answer over gRPC, from a conductor that runs: `cargo run --example generate -- "Name
+//! the capital of France."`.
 //!
 //! `BATON_CONDUCTOR` is its address; 127.0.0.1:7070 if unset.
 

@@ -1,7 +1,8 @@
-//! The wire: types generated from `proto/baton/v1/*.proto`, and the only conversions between wire and domain.
+//! The wire: types generated from `proto/baton/v1/*.proto`, and the only conversions between wire
+//! and domain.
 //!
-//! **Invariant**: what comes out of a `TryFrom` here has been checked; a message from the network that does not have the form of its domain type becomes an
-//! [`InvalidMessage`] that names the field.
+//! **Invariant**: what comes out of a `TryFrom` here has been checked. A message that does not have
+//! the form of its domain type becomes an [`InvalidMessage`] that names the field.
 
 mod convert;
 mod status;
@@ -18,7 +19,8 @@ pub use convert::{
 };
 pub use status::{RETRY_AFTER_METADATA, http_status, kind_of_status, status};
 
-/// Version of everything that processes of a cluster say to each other. Peers of this version and the one before serve together.
+/// Version of everything that processes of a cluster say to each other. Peers of this version and
+/// the one before serve together.
 pub const PROTOCOL_VERSION: u32 = 2;
 
 /// Oldest version that is understood.

@@ -20,7 +20,8 @@ const TABLE: [(ErrorKind, Code, u16); 9] = [
     (ErrorKind::Internal, Code::Internal, 500),
 ];
 
-/// The gRPC status of an error; a retry hint goes into the metadata, rounded up to whole seconds as in HTTP.
+/// The gRPC status of an error; a retry hint goes into the metadata, rounded up to whole seconds as
+/// in HTTP.
 pub fn status(kind: ErrorKind, message: impl Into<String>, retry_after: Option<Duration>) -> Status {
     let code = TABLE.iter().find(|row| row.0 == kind).map_or(Code::Unknown, |row| row.1);
     let mut status = Status::new(code, message);
@@ -36,7 +37,8 @@ pub fn http_status(kind: ErrorKind) -> u16 {
     TABLE.iter().find(|row| row.0 == kind).map_or(500, |row| row.2)
 }
 
-/// The kind that a peer's status stands for. What gRPC itself reports of a connection that broke, or that takes no more requests, is `Unavailable`.
+/// The kind that a peer's status stands for. What gRPC itself reports of a connection that broke,
+/// or that takes no more requests, is `Unavailable`.
 pub fn kind_of_status(status: &Status) -> ErrorKind {
     match status.code() {
         Code::Unknown | Code::Cancelled if std::error::Error::source(status).is_some() => ErrorKind::Unavailable,

@@ -203,7 +203,7 @@ class Build:
         self.say(f"Dockerfile:{one.line}: took {time.monotonic() - began:.0f} s")
 
     def take_binaries(self):
-        """Takes the place of compiling: puts binaries that were built before where the step would, as its profile strips them."""
+        """Takes the place of compiling: puts binaries that were built before to the step's places, as its profile strips them."""
         folder = self.stage.tree / "binaries"
         folder.mkdir()
         for path in self.binaries.iterdir():

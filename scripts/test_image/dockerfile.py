@@ -22,7 +22,7 @@ class Instruction:
         return Failed(f"Dockerfile:{self.line}: {reason}: {self.word} {self.text}")
 
     def expand(self, variables):
-        """Its text with variables. One that is not set is an error, where Docker puts nothing."""
+        """Its text with variables. One that is not set is an error, though Docker puts nothing."""
 
         def value(found):
             name = found[1] or found[2]

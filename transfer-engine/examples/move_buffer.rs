@@ -1,6 +1,8 @@
-//! Moves a buffer between two processes: `cargo run --release --example move_buffer -p baton-transfer-engine`.
+//! Moves a buffer between two processes: `cargo run --release --example move_buffer -p
+//! baton-transfer-engine`.
 //!
-//! The owner of the target memory starts this program once more, as the writer, and gives it the descriptor on the command line.
+//! The owner of the target memory starts this program once more, as the writer, and gives it the
+//! descriptor on the command line.
 
 // Tests read the clock and wait.
 #![allow(clippy::disallowed_methods)]
@@ -43,7 +45,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut writer = Command::new(std::env::current_exe()?).arg(hex).spawn()?;
         println!("owner: {:?}", arrivals.recv().await);
         engine.revoke(GRANT).await;
-        // SAFETY: the grant has ended, so nobody writes here any more.
+        // SAFETY: the grant has ended, so no peer writes here any more.
         let arrived = unsafe { memory.slice(0..BYTES) }.iter().all(|&byte| byte == 42);
         println!("owner: fenced; every byte is there: {arrived}; the writer ended with {}", writer.wait()?);
     }

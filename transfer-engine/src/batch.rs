@@ -28,13 +28,14 @@ impl SpanPair {
     }
 }
 
-/// What goes first where two batches want the same path.
+/// What goes first if two batches want the same path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Priority {
-    /// Somebody waits for it: the KV of a running request.
+    /// A running request waits for its KV.
     #[default]
     Urgent,
-    /// Nobody does: replication of hot prefixes. It delays an urgent batch by at most one part of [`TransferConfig::stripe_bytes`](crate::TransferConfig).
+    /// No request waits: replication of hot prefixes. It delays an urgent batch by at most one part
+    /// of [`TransferConfig::stripe_bytes`](crate::TransferConfig).
     Bulk,
 }
 
@@ -113,9 +114,11 @@ impl Batch {
         Self { result, source: Arc::default() }
     }
 
-    /// Ends the batch early. It still resolves, at once: to [`TransferError::Cancelled`] unless it was complete before.
+    /// Ends the batch early. It still resolves, at once: to [`TransferError::Cancelled`] unless it
+    /// was complete before.
     ///
-    /// What has left by then may land, even as a whole, until the owner ends the grant; what has not, does not. The same holds after a deadline.
+    /// What has left by then may land, even as a whole, until the owner ends the grant; what has
+    /// not, does not. The same holds after a deadline.
     pub fn cancel(&self) {
         self.source.close();
     }
@@ -130,7 +133,7 @@ impl Future for Batch {
     type Output = Result<BatchReport, TransferError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // The sender is lost only where the runtime dropped the batch's task.
+        // The sender is lost only if the runtime dropped the batch's task.
         Pin::new(&mut self.result).poll(cx).map(|result| result.unwrap_or(Err(TransferError::Closed)))
     }
 }
@@ -152,7 +155,8 @@ impl CancelHandle {
     }
 }
 
-/// Checks spans against both segments, sorts them by where they go to and joins neighbours. Spans of no bytes are left out.
+/// Checks spans against both segments, sorts them by where they go to and joins neighbours. Spans
+/// of no bytes are left out.
 pub(crate) fn normalize(
     op: Op,
     spans: Vec<SpanPair>,
@@ -260,7 +264,8 @@ mod tests {
             let mut at = 0;
             let place = |(gap, len, local): (u64, u64, u64)| {
                 at += gap + len;
-                // Half of them continue where the last one ended, so that there is something to join.
+                // Half of them continue where the last one ended, so that there is something to
+                // join.
                 span(if local < 20 { at - len } else { local }, at - len, len)
             };
             gaps.into_iter().map(place).collect::<Vec<_>>()

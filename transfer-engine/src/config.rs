@@ -9,7 +9,8 @@ use baton_types::{Generation, NodeId};
 use crate::transport::net::MAX_FRAME_PAYLOAD;
 use crate::{TransferError, TransportChoice};
 
-/// Settings of a [`TransferEngine`](crate::TransferEngine). [`TransferConfig::new`] gives the defaults; `bind` checks them.
+/// Settings of a [`TransferEngine`](crate::TransferEngine). [`TransferConfig::new`] gives the
+/// defaults; `bind` checks them.
 #[derive(Debug, Clone)]
 pub struct TransferConfig {
     /// Name of this node.
@@ -18,28 +19,33 @@ pub struct TransferConfig {
     pub generation: Generation,
     /// Where to listen; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// Host or IP that peers reach this node at. Needed where `listen` is the unspecified address.
+    /// Host or IP that peers reach this node at. Needed if `listen` is the unspecified address.
     pub advertise_host: Option<String>,
     /// Which transports may carry.
     pub transport: TransportChoice,
-    /// Folder of the Unix socket by which processes of this host find each other's memory. Without one, the socket is known to the processes of this network
-    /// namespace only; with one, to those that see the folder.
+    /// Folder of the Unix socket by which processes of this host find each other's memory. Without
+    /// one, the socket is known to the processes of this network namespace only; with one, to those
+    /// that see the folder.
     pub shm_folder: Option<PathBuf>,
     /// RDMA devices to use, as `mlx5_0,rxe*`; `None`: all that have an address.
     pub rdma_devices: Option<String>,
-    /// Index into each device's GID table; `None`: RoCEv2 over IPv4 where there is one.
+    /// Index into each device's GID table; `None`: RoCEv2 over IPv4 if there is one.
     pub rdma_gid_index: Option<u32>,
-    /// Sends the CRC-32C of each span along (tcp), which the owner checks. It costs a pass over the bytes on both sides.
+    /// Sends the CRC-32C of each span along (tcp), which the owner checks. It costs a pass over the
+    /// bytes on both sides.
     pub checksums: bool,
     /// Most connections to one peer, of each kind.
     pub lanes_per_peer: usize,
     /// Most bytes on their way to one peer: handed to a connection and not yet acknowledged.
     pub max_bytes_in_flight_per_peer: u64,
-    /// Largest part of a batch that goes over one connection; larger batches are striped. Also the load of the connections at which another one is opened.
+    /// Largest part of a batch that goes over one connection; larger batches are striped. Also the
+    /// load of the connections at which another one is opened.
     pub stripe_bytes: u64,
-    /// Largest payload of one frame, bytes. A cancelled batch keeps its connection busy for at most one frame.
+    /// Largest payload of one frame, bytes. A cancelled batch keeps its connection busy for at most
+    /// one frame.
     pub frame_bytes: u32,
-    /// Longest wait for a connection and its handshake, all attempts together; one that has begun may take half as long again.
+    /// Longest wait for a connection and its handshake, all attempts together; one that has begun
+    /// may take half as long again.
     pub connect_timeout: Duration,
     /// A connection that owes something and on which nothing moves for this long is closed.
     pub progress_timeout: Duration,
@@ -55,7 +61,8 @@ pub struct TransferConfig {
     pub max_spans: usize,
     /// Most live grants.
     pub max_grants: usize,
-    /// Arrivals that wait for their receiver; when they are as many, trailers, and with them their connections (not those of rdma), wait too.
+    /// Arrivals that wait for their receiver; when they are as many, trailers, and with them their
+    /// connections (not those of rdma), wait too.
     pub arrival_queue: usize,
 }
 

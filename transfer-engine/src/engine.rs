@@ -35,7 +35,7 @@ pub(crate) struct Host {
     pub(crate) grants: Arc<GrantTable>,
     pub(crate) metrics: Metrics,
     pub(crate) priorities: Arc<Priorities>,
-    /// Set where this host has RDMA devices that may be used.
+    /// Set if this host has RDMA devices that may be used.
     pub(crate) rdma: OnceLock<Arc<Devices>>,
     pub(crate) tasks: TaskSet,
     /// Cancelled when the engine, or its process, shuts down.
@@ -88,7 +88,8 @@ struct Inner {
     load: Arc<WriteLoad>,
 }
 
-/// Moves bytes between this node's registered memory and other nodes'. Cheap to clone; works until [`TransferEngine::shutdown`] or the end of its tasks.
+/// Moves bytes between this node's registered memory and other nodes'. Cheap to clone; works until
+/// [`TransferEngine::shutdown`] or the end of its tasks.
 #[derive(Clone)]
 pub struct TransferEngine(Arc<Inner>);
 
@@ -100,7 +101,8 @@ impl TransferEngine {
         Ok((Self::new(host, transport, local_addr), arrivals))
     }
 
-    /// An engine on a network within this process, with faults as wanted: for tests of what stands above.
+    /// An engine on a network within this process, with faults as wanted: for tests of what stands
+    /// above.
     pub fn fake(
         network: &FakeNetwork,
         config: TransferConfig,
@@ -121,7 +123,8 @@ impl TransferEngine {
         self.0.local_addr
     }
 
-    /// Registers memory: as a source of writes, and, with the descriptor, as a target of peers' writes under grants.
+    /// Registers memory: as a source of writes, and, with the descriptor, as a target of peers'
+    /// writes under grants.
     pub fn register(&self, region: Arc<MemoryRegion>) -> Result<(SegmentId, SegmentDescriptor), TransferError> {
         let (host, transport) = (&self.0.host, &self.0.transport);
         let mut segments = host.segments.write().unwrap_or_else(PoisonError::into_inner);
@@ -137,12 +140,13 @@ impl TransferEngine {
         Ok((id, SegmentDescriptor { id, node, generation, length, transports }))
     }
 
-    /// Gives a right to write. Until the grant ends, the caller keeps everybody else off its ranges.
+    /// Gives a right to write. Until the grant ends, the caller lets nothing else use its ranges.
     pub fn grant(&self, spec: GrantSpec) -> Result<(), TransferError> {
         self.open_grant(spec, Access::Write)
     }
 
-    /// Gives a right to read. Until the lease ends, nobody changes its ranges; what is read while it ends is not delivered to the reader.
+    /// Gives a right to read. Until the lease ends, the owner lets nothing change its ranges; what
+    /// is read while it ends is not delivered to the reader.
     pub fn lease(&self, spec: GrantSpec) -> Result<(), TransferError> {
         self.open_grant(spec, Access::Read)
     }
@@ -156,16 +160,18 @@ impl TransferEngine {
         host.grants.open(spec, access, region)
     }
 
-    /// Ends a grant or a lease. It takes effect with the call: nothing new is accepted. The future resolves once the grant is fenced: nothing can land under it any more.
-    /// A grant that is not known any more is fenced already.
+    /// Ends a grant or a lease. It takes effect with the call: nothing new is accepted. The future
+    /// resolves once the grant is fenced: nothing can land under it any more. A grant that is not
+    /// known any more is fenced already.
     pub fn revoke(&self, grant: GrantId) -> impl Future<Output = ()> + Send + use<> {
         self.0.host.grants.revoke(grant)
     }
 
-    /// Writes spans of a local segment into a remote one, under a grant of its owner. The batch starts at once and ends without being polled.
+    /// Writes spans of a local segment into a remote one, under a grant of its owner. The batch
+    /// starts at once and ends without being polled.
     ///
-    /// Spans may come in any order and may touch, but not overlap. Without any span the batch is a mere notification. Until the batch resolves, the caller
-    /// leaves the local spans unchanged.
+    /// Spans may come in any order and may touch, but not overlap. Without any span the batch is a
+    /// mere notification. Until the batch resolves, the caller leaves the local spans unchanged.
     pub fn write(
         &self,
         local: SegmentId,
@@ -177,10 +183,12 @@ impl TransferEngine {
         self.batch(Op::Write, local, remote, grant, spans, options)
     }
 
-    /// Reads spans of a remote segment into a local one, under a lease of its owner. The batch starts at once and ends without being polled.
+    /// Reads spans of a remote segment into a local one, under a lease of its owner. The batch
+    /// starts at once and ends without being polled.
     ///
-    /// Spans may come in any order; where they go to may touch, but not overlap. Until the batch resolves, the caller keeps off the local spans; if it fails,
-    /// they hold any mixture. The owner is not notified.
+    /// Spans may come in any order; where they go to may touch, but not overlap. Until the batch
+    /// resolves, the caller keeps off the local spans; if it fails, they hold any mixture. The
+    /// owner is not notified.
     pub fn read(
         &self,
         local: SegmentId,
@@ -269,12 +277,14 @@ impl TransferEngine {
         self.0.transport.paths()
     }
 
-    /// Closes every connection to owners at once. Batches under way are sent again over new ones: for tests of that, and for operators who move a network.
+    /// Closes every connection to owners at once. Batches under way are sent again over new ones:
+    /// for tests of that, and for operators who move a network.
     pub fn disconnect(&self) {
         self.0.transport.disconnect();
     }
 
-    /// Ends all grants, batches and connections. Batches under way resolve to [`TransferError::Closed`].
+    /// Ends all grants, batches and connections. Batches under way resolve to
+    /// [`TransferError::Closed`].
     pub fn shutdown(&self) {
         self.0.host.closed.cancel();
         self.0.host.grants.close_all();

@@ -134,7 +134,8 @@ pub enum TransferError {
         /// With the numbers.
         message: String,
     },
-    /// The descriptor is of a start of the node that is over, or this engine is older than what the peer already knows.
+    /// The descriptor is of a start of the node that is over, or this engine is older than what the
+    /// peer already knows.
     #[error("generation {expected} of node {node} is over; {found} runs now")]
     StaleGeneration {
         /// Whose generation.

@@ -1,4 +1,4 @@
-//! A gate that closes once, and tells when the last one who passed has left.
+//! A fence guard that closes once, and tells when the last holder of a pass has left.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -9,14 +9,16 @@ use tokio_util::sync::CancellationToken;
 
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
-/// Guards memory that belongs to somebody else after a moment in time: a grant's ranges after the fence, a batch's source after its end.
+/// Guards memory that has another owner after a moment in time: a grant's ranges after the fence, a
+/// batch's source after its end.
 ///
-/// Whoever touches the memory holds a [`Pass`]. After [`Gate::close`] no new pass is given, and [`Gate::drained`] resolves when the last one is back.
+/// A task that touches the memory holds a [`Pass`]. After [`Gate::close`] no new pass is given, and
+/// [`Gate::drained`] resolves when the last one is back.
 ///
-/// Where the memory is touched by somebody who cannot hold a pass, another process, closing runs what ends that.
+/// If another process touches the memory, it cannot hold a pass: closing runs what ends its access.
 #[derive(Default)]
 pub(crate) struct Gate {
-    /// Passes out; the top bit is set once the gate is closed.
+    /// Passes out; the top bit is set once the guard is closed.
     state: AtomicUsize,
     left: Notify,
     closed: CancellationToken,
@@ -31,11 +33,11 @@ impl fmt::Debug for Gate {
     }
 }
 
-/// The right to touch what the gate guards, until it is dropped.
+/// The right to touch what the guard protects, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Pass<'a>(&'a Gate);
 
-/// A pass that keeps its gate: for who touches the memory later than the call.
+/// A pass that keeps its guard: for tasks that touch the memory later than the call.
 #[cfg_attr(not(feature = "rdma"), allow(dead_code))] // for rdma
 #[derive(Debug)]
 pub(crate) struct OwnedPass(Arc<Gate>);
@@ -47,7 +49,7 @@ impl Drop for OwnedPass {
 }
 
 impl Gate {
-    /// A pass that keeps the gate, unless it is closed.
+    /// A pass that keeps the guard, unless it is closed.
     #[cfg_attr(not(feature = "rdma"), allow(dead_code))] // for rdma
     pub(crate) fn enter_owned(self: &Arc<Self>) -> Option<OwnedPass> {
         let pass = self.enter()?;
@@ -56,7 +58,7 @@ impl Gate {
         Some(OwnedPass(Arc::clone(self)))
     }
 
-    /// A pass, unless the gate is closed.
+    /// A pass, unless the guard is closed.
     pub(crate) fn enter(&self) -> Option<Pass<'_>> {
         let counted = |state: usize| (state & CLOSED == 0).then_some(state + 1);
         self.state.fetch_update(SeqCst, SeqCst, counted).ok().map(|_| Pass(self))
@@ -70,12 +72,12 @@ impl Gate {
         on_close.drain(..).for_each(|run| run());
         drop(on_close);
         self.closed.cancel();
-        // For those who wait for a gate that nobody is inside of.
+        // For tasks that wait for a guard without passes out.
         self.left.notify_waiters();
         first
     }
 
-    /// Has `run` run when the gate closes; at once if it is closed.
+    /// Has `run` run when the guard closes; at once if it is closed.
     pub(crate) fn on_close(&self, run: impl FnOnce() + Send + 'static) {
         let mut on_close = self.on_close.lock().unwrap_or_else(PoisonError::into_inner);
         match self.is_closed() {
@@ -88,16 +90,17 @@ impl Gate {
         self.state.load(SeqCst) & CLOSED != 0
     }
 
-    /// Resolves when the gate is closed; passes may be out still.
+    /// Resolves when the guard is closed; passes may be out still.
     pub(crate) async fn closed(&self) {
         self.closed.cancelled().await;
     }
 
-    /// Resolves when the gate is closed and no pass is out.
+    /// Resolves when the guard is closed and no pass is out.
     pub(crate) async fn drained(&self) {
         loop {
             let mut left = std::pin::pin!(self.left.notified());
-            // Registered before the state is read, so that a pass given back in between is not missed.
+            // Registered before the state is read, so that a pass given back in between is not
+            // missed.
             left.as_mut().enable();
             if self.state.load(SeqCst) == CLOSED {
                 return;
@@ -123,7 +126,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_closed_gate_waits_for_those_inside() {
+    async fn a_closed_guard_waits_for_passes_out() {
         let gate = Gate::default();
         let (first, second) = (gate.enter().unwrap(), gate.enter().unwrap());
         assert!(gate.close() && !gate.close());
@@ -154,7 +157,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn nobody_is_inside_once_it_is_drained() {
+    async fn no_pass_is_out_once_it_is_drained() {
         for _ in 0..200 {
             let gate = Arc::new(Gate::default());
             let inside = Arc::new(AtomicUsize::new(0));

@@ -1,8 +1,9 @@
 //! Moves bytes between registered memory of two nodes.
 //!
-//! A node [registers](TransferEngine::register) its memory and gives peers a [`SegmentDescriptor`] of it. It [grants](TransferEngine::grant) a peer certain
-//! ranges; the peer [writes](TransferEngine::write) a batch of spans there, straight from its own registered memory; the owner hears of each complete batch
-//! through its [`ArrivalReceiver`].
+//! A node [registers](TransferEngine::register) its memory and gives peers a [`SegmentDescriptor`]
+//! of it. It [grants](TransferEngine::grant) a peer certain ranges. The peer
+//! [writes](TransferEngine::write) a batch of spans there, straight from its own registered memory.
+//! The owner hears of each complete batch through its [`ArrivalReceiver`].
 //!
 //! ```text
 //!   writer                                        owner
@@ -14,12 +15,16 @@
 //! ```
 //!
 //! **Invariants**
-//! - A batch is complete when every byte is visible in the target's memory and acknowledged; never when the bytes merely left. Each complete batch is one
-//!   [`Arrival::Batch`], which is queued at the owner before the writer hears of the completion, retries or not.
-//! - No byte lands outside the ranges of a live grant, from anybody but its writer, or from an older generation.
-//! - Once [`TransferEngine::revoke`] resolves, or [`Arrival::GrantExpired`] is received, no byte lands under that grant again.
+//! - A batch is complete when every byte is visible in the target's memory and acknowledged; never
+//!   when the bytes merely left. Each complete batch is one [`Arrival::Batch`], which is queued at
+//!   the owner before the writer hears of the completion, retries or not.
+//! - No byte lands outside the ranges of a live grant, from any peer but its writer, or from an
+//!   older generation.
+//! - Once [`TransferEngine::revoke`] resolves, or [`Arrival::GrantExpired`] is received, no byte
+//!   lands under that grant again.
 //! - Once a [`Batch`] resolves, whatever the result, its local spans are not read again.
-//! - Bytes that a failed connection still carries never land after a retry of them has begun: the owner closes the old connection first.
+//! - Bytes that a failed connection still carries never land after a retry of them has begun: the
+//!   owner closes the old connection first.
 //! - Everything queued is bounded; a peer that failed is tried again, for ever.
 
 // Tests read the clock and wait.

@@ -23,7 +23,8 @@ const CONNECTS: &str = "baton_transfer_connects_total";
 const CONNECTIONS: &str = "baton_transfer_connections";
 const GRANTS: &str = "baton_transfer_grants";
 
-/// Seconds: a small batch on a good network takes tens of microseconds, a large one on a bad network seconds.
+/// Seconds: a small batch on a good network takes tens of microseconds, a large one on a bad
+/// network seconds.
 const BATCH_BUCKETS: &[f64] =
     &[0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
@@ -33,43 +34,43 @@ pub const METRICS: &[MetricDoc] = &[
         name: BYTES,
         kind: MetricKind::Counter,
         labels: &["transport", "direction"],
-        help: "Payload bytes: out, sent from registered memory (retries count again); in, landed in it.",
+        help: "Payload bytes: out (sent from registered memory, retries counted again), in (received into it).",
     },
     MetricDoc {
         name: BATCHES,
         kind: MetricKind::Counter,
         labels: &["transport", "outcome"],
-        help: "Batches, by what carried them and how they ended: complete, or (carried by none) the name of the error.",
+        help: "Batches, by transport and outcome: complete, or the name of the error (transport none).",
     },
     MetricDoc {
         name: BATCH_SECONDS,
         kind: MetricKind::Histogram(BATCH_BUCKETS),
         labels: &["transport"],
-        help: "Time from the call to the acknowledgement of the last byte, of complete batches.",
+        help: "Seconds from the call to the acknowledgement of the last byte, for complete batches.",
     },
     MetricDoc {
         name: REFUSALS,
         kind: MetricKind::Counter,
         labels: &["transport"],
-        help: "Parts of batches that this node refused to take.",
+        help: "Parts of batches that this node refused.",
     },
     MetricDoc {
         name: CHECKSUM_ERRORS,
         kind: MetricKind::Counter,
         labels: &["transport"],
-        help: "Frames that arrived here with other bytes than were sent; they are sent again.",
+        help: "Frames received with other bytes than were sent. They are sent again.",
     },
     MetricDoc {
         name: CONNECTS,
         kind: MetricKind::Counter,
         labels: &["transport", "outcome"],
-        help: "Attempts to connect to a peer: ok or failed.",
+        help: "Attempts to connect to a peer: ok, failed.",
     },
     MetricDoc {
         name: CONNECTIONS,
         kind: MetricKind::Gauge,
         labels: &["transport", "direction"],
-        help: "Open connections: out, to write; in, accepted.",
+        help: "Open connections: out (to write), in (accepted).",
     },
     MetricDoc { name: GRANTS, kind: MetricKind::Gauge, labels: &[], help: "Live grants given by this node." },
     MetricDoc {
@@ -82,13 +83,13 @@ pub const METRICS: &[MetricDoc] = &[
         name: PEER_BATCHES,
         kind: MetricKind::Counter,
         labels: &["peer", "transport"],
-        help: "Batches completed with a peer, by what carried them.",
+        help: "Batches completed with a peer, by transport.",
     },
     MetricDoc {
         name: PEER_BUSY,
         kind: MetricKind::Counter,
         labels: &["peer"],
-        help: "Whole seconds during which bytes were on their way to a peer.",
+        help: "Whole seconds during which bytes were in flight to a peer.",
     },
     MetricDoc {
         name: PEER_IN_FLIGHT,
@@ -100,7 +101,7 @@ pub const METRICS: &[MetricDoc] = &[
         name: PEER_BANDWIDTH,
         kind: MetricKind::Gauge,
         labels: &["peer"],
-        help: "Bytes per second to a peer while any are on their way: a moving average.",
+        help: "Bytes per second to a peer while any are in flight, as a moving average.",
     },
     MetricDoc {
         name: RETRIES,

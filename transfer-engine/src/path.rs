@@ -72,8 +72,8 @@ struct State {
 }
 
 impl State {
-    /// Adds the time since the last account to the window, and the window to the average if it is large enough. Gives the whole
-    /// seconds that have become full.
+    /// Adds the time since the last account to the window, and the window to the average if it is
+    /// large enough. Gives the whole seconds that have become full.
     fn account(&mut self, now: Instant) -> u64 {
         let elapsed = self.since.map_or(Duration::ZERO, |since| now - since);
         self.since = (self.in_flight > 0).then_some(now);
@@ -122,8 +122,9 @@ impl PathStats {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A lane was chosen. `failed`: the best kind that there is a way of and that could not be had, and why. A detour is a lane for parts that a better kind
-    /// cannot carry, whether or not it works.
+    /// A lane was chosen. `failed`: the best kind that there is a way of and that could not be had,
+    /// and why. A detour is a lane for parts that a better kind cannot carry, whether or not it
+    /// works.
     pub(crate) fn on_choice(
         &self,
         kind: TransportKind,
@@ -138,7 +139,7 @@ impl PathStats {
         if before == Some(kind) {
             return;
         }
-        // The first lane of all is a fallback, too, where a better way was there to be tried.
+        // The first lane of all is a fallback, too, if a better way was there to be tried.
         let Some(from) = before.or(failed.as_ref().map(|(better, _)| *better)) else {
             drop(state);
             return tracing::info!(peer = self.peer, transport = %kind, "first transfer to a node");

@@ -5,9 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// Lets urgent batches pass: of all bulk batches of an engine one part at a time is under way, and none begins while an urgent batch is.
+/// Lets urgent batches pass. Of all bulk batches of an engine, one part at a time is under way.
+/// None begins while an urgent batch is under way.
 ///
-/// An urgent batch thus finds at most one part of [`stripe_bytes`](crate::TransferConfig::stripe_bytes) in its way. A bulk batch may wait until its deadline.
+/// An urgent batch thus finds at most one part of
+/// [`stripe_bytes`](crate::TransferConfig::stripe_bytes) in its way. A bulk batch may wait until
+/// its deadline.
 pub(crate) struct Priorities {
     urgent: AtomicUsize,
     idle: Notify,

@@ -168,7 +168,8 @@ impl SegmentDescriptor {
         out
     }
 
-    /// Reads what [`SegmentDescriptor::encode`] wrote, on this or another version: transports that this version does not know are left out.
+    /// Reads what [`SegmentDescriptor::encode`] wrote, on this or another version: transports that
+    /// this version does not know are left out.
     pub fn decode(bytes: &[u8]) -> Result<Self, TransferError> {
         if bytes.len() > MAX_ENCODED {
             return Err(malformed(format!("{} bytes, but at most {MAX_ENCODED} are taken", bytes.len())));

@@ -1,9 +1,13 @@
-//! Indexes of `dynamo-kv-router`, with nothing around them: no actor, no async call, no channel on a lookup.
+//! Indexes of `dynamo-kv-router`, with nothing around them: no actor, no async call, no channel on
+//! a lookup.
 //!
-//! Each is called as its own wrapper calls it (`KvIndexer` for the tree, `ThreadPoolIndexer` for the others), with `early_exit` off as there, so that a lookup gives every
-//! worker's score. A score is the number of leading blocks, the same as Baton's depth; workers without any are left out by both. Block hashes are made by the crate's own functions.
+//! Each is called as its own wrapper calls it (`KvIndexer` for the tree, `ThreadPoolIndexer` for
+//! the others). `early_exit` is off as there, so that a lookup gives every worker's score. A score
+//! is the number of leading blocks, the same as Baton's depth; workers without any are left out by
+//! both. Block hashes are made by the crate's own functions.
 //!
-//! Left out: `BranchShardedIndexer`, which spreads prompts over several of these by an async call, and the `cuckoo` module, which answers for up to 16 data centres and by chance.
+//! Left out are `BranchShardedIndexer` and the `cuckoo` module. The first spreads prompts over
+//! several of these by an async call. The second answers for up to 16 data centres and by chance.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -140,7 +144,7 @@ const JUMP: usize = 32;
 /// A map per position, searched in jumps or in halves.
 pub struct Positional<const HALVES: bool> {
     index: PositionalIndexer,
-    /// What a thread of the pool has beside the index: where each of its workers' blocks is.
+    /// What a thread of the pool has besides the index: where each of its workers' blocks is.
     blocks: WorkerBlocks,
     pending: Vec<RouterEvent>,
 }
@@ -172,8 +176,9 @@ impl<const HALVES: bool> Index for Positional<HALVES> {
     }
 }
 
-/// An index that applies events in a loop of its own only, and keeps part of its state there. The loop runs on a thread, which has the same core as all else here; it finds the events
-/// waiting, so that applying them takes one switch of threads in all, and taking each one off the queue.
+/// An index that applies events in a loop of its own only, and keeps part of its state there. The
+/// loop runs on a thread, which has the same core as all else here. It finds the events waiting:
+/// applying them takes one switch of threads in all, and taking each one off the queue.
 pub struct Lane<T: SyncIndexer> {
     index: Arc<T>,
     tasks: flume::Sender<WorkerTask>,
@@ -205,7 +210,7 @@ impl<T: SyncIndexer + Default> Lane<T> {
 
 impl<T: SyncIndexer> Drop for Lane<T> {
     fn drop(&mut self) {
-        // Both fail only where the loop ended by a panic, which has been reported.
+        // Both fail only if the loop ended by a panic, which has been reported.
         let _ = self.tasks.send(WorkerTask::Terminate);
         let _ = self.worker.take().map(JoinHandle::join);
     }

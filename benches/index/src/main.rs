@@ -1,4 +1,5 @@
-//! Prefix indexes side by side: `baton bench index`, with NVIDIA Dynamo's beside Baton's, in the same run.
+//! Prefix indexes side by side: `baton bench index`, with NVIDIA Dynamo's beside Baton's, in the
+//! same run.
 
 mod dynamo;
 

@@ -1,4 +1,5 @@
-//! Clients that leave, at each point of a request's way: nothing is held anywhere a second later.
+//! Clients that leave, at each point of a request's way: no node keeps anything for them a second
+//! later.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,12 +53,12 @@ async fn aborts(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_held_for_clients_that_left() -> anyhow::Result<()> {
+async fn nothing_is_kept_for_clients_that_left() -> anyhow::Result<()> {
     // Few places, so that some wait; slow links would make pushes longer than they are.
     let flags = ["--mock-base-us", "2000", "--mock-row-us", "60", "--max-running", "24"];
     let cluster = Arc::new(Cluster::mock().prefill(2).decode(2).node_flags(&flags).start().await?);
     let places = Arc::new(Semaphore::new(AT_ONCE));
-    // Sequences move while decode nodes take turns to drain.
+    // Sequences migrate while decode nodes take turns to drain.
     let draining = {
         let cluster = Arc::clone(&cluster);
         async move {
@@ -111,11 +112,11 @@ async fn nothing_is_held_for_clients_that_left() -> anyhow::Result<()> {
     let of_decode = ["granted", "waiting", "migrating", "running"];
     let prefill = aborts(&cluster.prefill, "baton_prefill_aborts_total", &of_prefill).await?;
     let decode = aborts(&cluster.decode, "baton_decode_aborts_total", &of_decode).await?;
-    println!("{abandoned} of {REQUESTS} abandoned in {took:?}; nothing was held {:?} after the last", left.elapsed());
+    println!("{abandoned} of {REQUESTS} abandoned in {took:?}; nothing was kept {:?} after the last", left.elapsed());
     println!("at prefill nodes: {prefill:?}; at decode nodes: {decode:?}");
     assert_eq!(abandoned, REQUESTS as usize);
     for (stage, count) in prefill.iter().chain(&decode) {
-        // To move takes a few milliseconds, and happens to few.
+        // A migration takes a few milliseconds, and happens to few.
         let least = if *stage == "migrating" { 1.0 } else { 20.0 };
         assert!(*count >= least, "{stage}: {count}: too few to say anything");
     }

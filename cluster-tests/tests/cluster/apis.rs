@@ -40,7 +40,8 @@ async fn a_chat_is_answered_whole_and_as_a_stream() -> anyhow::Result<()> {
     let tokens = choice["logprobs"]["content"].as_array().unwrap();
     assert_eq!((tokens.len(), tokens[0]["top_logprobs"].as_array().unwrap().len()), (6, 2));
     assert_eq!(whole["usage"]["completion_tokens"], 6);
-    // The mock's tokens are bytes, after its special ones: the last of these ends the answer and is not part of it.
+    // The mock's tokens are bytes, after its special ones: the last of these ends the answer and is
+    // not part of it.
     let last = post(&cluster, "/tokenize", json!({"prompt": tokens[5]["token"]})).await?["tokens"][1].clone();
     let ended =
         post(&cluster, "/v1/chat/completions", ask(json!({"logprobs": true, "stop_token_ids": [last]}))).await?;
@@ -162,7 +163,8 @@ async fn what_is_not_served_is_refused_by_name() -> anyhow::Result<()> {
     let body: Value = serde_json::from_str(&answer.body)?;
     assert_eq!(body["id"], format!("cmpl-{}", answer.headers["x-request-id"]));
 
-    // Operators find a request by what its client was told, refused or not, and by the client's own id.
+    // Operators find a request by what its client was told, refused or not, and by the client's own
+    // id.
     let recall = async |id: &str| cluster.operator().recall(RecallRequest { request_id: id.to_owned() }).await;
     let late = json!({"prompt": "x", "baton": {"ttft_slo_ms": 0.001}}).to_string();
     let refused = cluster.http_with("/v1/completions", &[], Some(&late)).await?;

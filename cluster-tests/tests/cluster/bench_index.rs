@@ -34,7 +34,8 @@ async fn a_trace_gives_a_table_for_each_number_of_nodes() -> anyhow::Result<()> 
         assert!(figure("/rows/0/lookup_p50_ns/median") > 0.0);
         assert!(figure("/rows/0/lookup_p99_ns/median") >= figure("/rows/0/lookup_p50_ns/median"));
         assert!(figure("/rows/0/events_m_blocks_s/median") > 0.0);
-        // A slot of the table has 16 bytes, and a block may have all nodes as its holders; what the table has from the beginning weighs on few entries.
+        // A slot of the table has 16 bytes, and a block may have all nodes as its holders. What the
+        // table has from the beginning weighs on few entries.
         let bytes = figure("/rows/0/bytes_per_entry");
         assert!((1.0..2000.0).contains(&bytes), "{bytes} bytes per entry");
         assert_eq!(figures.pointer(&format!("{table}/rows/1/name")), Some(&"naive map".into()));
@@ -48,7 +49,7 @@ async fn a_trace_gives_a_table_for_each_number_of_nodes() -> anyhow::Result<()> 
 }
 
 #[tokio::test]
-async fn at_size_lookups_go_on_beside_events() -> anyhow::Result<()> {
+async fn at_size_lookups_go_on_during_events() -> anyhow::Result<()> {
     let figures = report(&["--large", "--entries", "100000", "--seconds", "1", "--json"]).await?;
     assert!((90_000.0..110_000.0).contains(&number(&figures, "/entries")), "{figures}");
     for part in ["/alone", "/beside_events"] {

@@ -1,4 +1,5 @@
-//! `baton bench serve`, as a person uses it: against a real cluster, over both of its protocols, and against servers that refuse, fall silent or break.
+//! `baton bench serve`, as a person uses it. The servers are a real cluster, over both of its
+//! protocols, and ones that refuse, fall silent or break.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -34,7 +35,8 @@ fn ends(report: &Value) -> [u64; 7] {
     ends
 }
 
-/// A server that treats each connection so, on a thread of its own each, until the test ends. Gives its URL.
+/// A server that treats each connection so, on a thread of its own each, until the test ends. Gives
+/// its URL.
 fn server(treat: impl Fn(TcpStream) -> std::io::Result<()> + Send + Clone + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -147,7 +149,8 @@ async fn a_server_that_refuses_is_counted_by_its_status() -> anyhow::Result<()> 
     cluster.stop().await
 }
 
-/// As vLLM and llama-server stream: comments, several tokens in a chunk, a chunk without text, usage at the end; in pieces that end anywhere.
+/// As vLLM and llama-server stream: comments, several tokens in a chunk, a chunk without text,
+/// usage at the end; in pieces that end anywhere.
 #[tokio::test]
 async fn other_servers_streams_are_read() -> anyhow::Result<()> {
     let url = server(|mut stream| {
@@ -205,7 +208,7 @@ async fn what_breaks_or_hangs_has_failed_and_what_is_too_much_is_not_sent() -> a
     let found = nothing_served(&hangs, options, "no end within 1 s").await?;
     assert_eq!(ends(&found), [0, 0, 0, 0, 3, 0, 37], "{found}");
     assert_eq!((&found["aborts"]["no end within 1 s"], &found["in_flight_max"]), (&3.into(), &3.into()), "{found}");
-    // The open loop: nobody waited for those that hang.
+    // The open loop: no request waited for those that hang.
     assert!(found["seconds"].as_f64().unwrap() < 5.0, "{found}");
     Ok(())
 }
@@ -233,11 +236,11 @@ async fn a_person_gets_a_table_and_an_error_names_what_is_wrong() -> anyhow::Res
     cluster.stop().await?;
 
     let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-    let nobody = format!("http://{free}");
+    let unreachable = format!("http://{free}");
     for (arguments, status, said) in [
-        (["serve", &nobody, "--rate", "1"], 4, "/v1/models"),
+        (["serve", &unreachable, "--rate", "1"], 4, "/v1/models"),
         (["serve", "https://h:1", "--rate", "1"], 2, "grpc://HOST:PORT"),
-        (["serve", &nobody, "--trace", "/nowhere/t"], 2, "--trace: /nowhere/t"),
+        (["serve", &unreachable, "--trace", "/nowhere/t"], 2, "--trace: /nowhere/t"),
     ] {
         let output = bench_output(&arguments).await?;
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();

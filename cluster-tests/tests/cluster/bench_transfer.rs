@@ -36,7 +36,8 @@ fn adds_up(report: &Value, transport: &str, batch_bytes: u64) {
     assert!((number("gb_s") / rate - 1.0).abs() < 1e-6, "{report}");
     assert!(number("seconds") >= 0.9 && number("seconds") < 30.0, "{report}");
     assert!(number("p50_us") > 0.0 && number("p50_us") <= number("p99_us"), "{report}");
-    // Neither end moves bytes for nothing, and two cores at most are busy for each second of the run.
+    // Neither end moves bytes for nothing, and two cores at most are busy for each second of the
+    // run.
     assert!(number("initiator_cpu_s") > 0.0 && number("cpu_seconds_per_gb") > 0.0, "{report}");
 }
 

@@ -1,4 +1,4 @@
-//! Decode nodes whose memory is too small for everybody.
+//! Decode nodes whose memory is too small for all sequences.
 
 use std::time::Duration;
 

@@ -5,7 +5,8 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-/// Layer of each crate; a crate may depend on crates of lower layers only. ARCHITECTURE.md says what each is for.
+/// Layer of each crate; a crate may depend on crates of lower layers only. ARCHITECTURE.md says
+/// what each is for.
 const LAYERS: [(&str, u8); 25] = [
     ("baton-types", 0),
     ("baton-memory", 0),
@@ -47,7 +48,8 @@ const NEVER: [(&str, &str); 9] = [
     ("baton-sim", "tokio"),
 ];
 
-/// Normal dependencies of each crate of the workspace, by name. (The crate `cargo_metadata` would give serde_json another feature, and the engine a second build.)
+/// Normal dependencies of each crate of the workspace, by name. (The crate `cargo_metadata` would
+/// give serde_json another feature, and the engine a second build.)
 fn dependencies() -> BTreeMap<String, Vec<String>> {
     let arguments = ["metadata", "--no-deps", "--locked", "--format-version", "1"];
     let output = Command::new(env!("CARGO")).args(arguments).output().expect("cargo");

@@ -1,6 +1,8 @@
-//! The shell snippets of the documents that newcomers read run as they stand, in order, from the repository's root.
+//! The shell snippets of the documents that newcomers read run as they stand, in order, from the
+//! repository's root.
 //!
-//! The word behind `sh` says how: none runs the block to its end, `background` leaves it running until the document's end, `norun` is not run.
+//! The word behind `sh` says how: none runs the block to its end, `background` leaves it running
+//! until the document's end, `norun` is not run.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -88,8 +90,9 @@ fn run(document: &str) {
     command.args(["-c", &script(document)]).current_dir(root()).env("PATH", path).stdin(Stdio::null());
     // A developer's own cluster is not meant.
     command.env_remove("BATON_CONDUCTOR").env("BATON_MODEL", model());
-    // What cargo tells a test of its package. The build script of `ring` reads these, so with them, cargo would build
-    // it and all that depends on it anew, under the binaries that other tests run.
+    // What cargo tells a test of its package. The build script of `ring` reads these. With them,
+    // cargo would build it and all that depends on it anew, under the binaries that other tests
+    // run.
     for (name, _) in
         std::env::vars().filter(|(name, _)| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
     {

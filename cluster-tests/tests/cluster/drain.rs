@@ -1,4 +1,5 @@
-//! Nodes that leave in order: by command, by signal, one after the other under load; and processes that end whatever their clients do.
+//! Nodes that leave in order: by command, by signal, one after the other under load; and processes
+//! that end whatever their clients do.
 
 use std::time::{Duration, Instant};
 
@@ -106,7 +107,8 @@ async fn a_drained_node_that_ends_is_drained_and_one_that_starts_again_serves() 
     cluster.stop().await
 }
 
-/// Streams, one after the other in each of `clients`, until `stop`: answers that differ from the quiet ones, and how many there were.
+/// Streams, one after the other in each of `clients`, until `stop`: answers that differ from the
+/// quiet ones, and how many there were.
 async fn load(
     cluster: &Cluster,
     asks: &[Ask],
@@ -175,7 +177,7 @@ async fn rolling_restart(builder: Builder, asks: Vec<Ask>) -> anyhow::Result<()>
 }
 
 #[tokio::test]
-async fn every_node_is_restarted_under_load_and_nobody_notices() -> anyhow::Result<()> {
+async fn every_node_is_restarted_under_load_and_no_client_notices() -> anyhow::Result<()> {
     let asks = (0..32).map(|n| {
         let ask = Ask::tokens(prompt(20 + 17 * (n % 11), n)).max_tokens(40 + 10 * (n % 9)).ignore_eos();
         ask.seeded(n.into(), 0.7)
@@ -185,7 +187,7 @@ async fn every_node_is_restarted_under_load_and_nobody_notices() -> anyhow::Resu
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn every_node_of_a_model_is_restarted_under_load_and_nobody_notices() -> anyhow::Result<()> {
+async fn every_node_of_a_model_is_restarted_under_load_and_no_client_notices() -> anyhow::Result<()> {
     let model = model();
     let asks = (0..16).map(|n: u32| {
         let tokens: Vec<u32> = (0..40 + 23 * (n % 7)).map(|i| 1000 + (n * 997 + i * 7919) % 40_000).collect();
@@ -236,7 +238,7 @@ async fn processes_end_well_whatever_their_clients_do() -> anyhow::Result<()> {
         body.len()
     );
     http.write_all(format!("{head}{body}").as_bytes()).await?;
-    // Sessions with both nodes that nobody reads.
+    // Sessions with both nodes whose answers are not read.
     let mut sessions = Vec::new();
     for node in cluster.prefill.iter().chain(&cluster.decode) {
         let address = format!("http://{}", node.ready.grpc);

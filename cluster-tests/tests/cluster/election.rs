@@ -77,7 +77,7 @@ async fn etcd_one_leads_and_another_when_it_dies_or_drains() -> anyhow::Result<(
     println!("another one leads {:.2} s after the second has resigned", resigned.elapsed().as_secs_f64());
     leader.follows(id).await?;
     last.task.abort();
-    assert!(leader.leads().await? > latest, "though it drains: nobody else is there");
+    assert!(leader.leads().await? > latest, "though it drains: no other candidate is there");
     Ok(())
 }
 
@@ -117,7 +117,7 @@ async fn etcd_a_leader_that_reaches_no_node_makes_way_for_one_that_does() -> any
     println!("another one leads {:.2} s after the first has lost its nodes", parted.elapsed().as_secs_f64());
     assert!(next > term && parted.elapsed() > LEASE, "it waits for nodes that come back");
     first.follows(2).await?;
-    // Nobody reaches a node: who leads goes on until somebody does.
+    // No candidate reaches a node: the leader goes on until one does.
     second.stand.send(Standing::NoNodes)?;
     let last = tokio::select! {
         term = first.leads() => term?,
@@ -143,7 +143,8 @@ async fn etcd_away_changes_nothing_and_terms_grow_though_it_loses_its_data() -> 
     assert!(tokio::time::timeout(2 * LEASE, first.leadership.changed()).await.is_err(), "it leads on");
     assert!(!second.leadership.has_changed()?);
     etcd.restart(true)?;
-    // Whether its lease has outlived that is etcd's business: one of the two leads, and the other follows.
+    // Whether its lease has outlived that is etcd's business: one of the two leads, and the other
+    // follows.
     let leads = tokio::time::timeout(LIMIT, async {
         tokio::select! {
             changed = first.leadership.changed() => changed,

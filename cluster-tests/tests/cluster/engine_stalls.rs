@@ -26,7 +26,7 @@ async fn a_request_that_engines_hang_in_takes_two_nodes_with_it_and_is_named() -
         let status = cluster.ask(Ask::tokens(poison).max_tokens(4)).await.err().context("it was served")?;
         anyhow::Ok((status.to_string(), began.elapsed()))
     };
-    // Streams and prompts beside it.
+    // Streams and prompts meanwhile.
     let beside = async {
         let mut prompts = Vec::new();
         for salt in 10..40 {

@@ -1,4 +1,5 @@
-//! How good the predictions of the time to first token are, with a real model under load. Takes ten minutes of an otherwise idle machine: `make test-long`.
+//! How good the predictions of the time to first token are, with a real model under load. Takes ten
+//! minutes of an otherwise idle machine: `make test-long`.
 
 use std::time::{Duration, Instant};
 
@@ -34,7 +35,8 @@ impl Random {
     }
 }
 
-/// Prompts of 20 to 2,000 tokens, as many short ones as long ones on a scale of ratios. Every second one begins with most of an earlier one. With the tokens that have to be computed.
+/// Prompts of 20 to 2,000 tokens, as many short ones as long ones on a scale of ratios. Every
+/// second one begins with most of an earlier one. With the tokens that have to be computed.
 fn prompts(random: &mut Random) -> Vec<(Vec<u32>, usize)> {
     let mut prompts: Vec<(Vec<u32>, usize)> = Vec::new();
     for n in 0..REQUESTS {
@@ -65,11 +67,12 @@ async fn seconds_per_token(cluster: &Cluster, random: &mut Random) -> anyhow::Re
     Ok(measured[1])
 }
 
-/// What the conductor recalls of a request: its time to first token as it was predicted when it was placed, and as it was measured at the frontend.
+/// What the conductor recalls of a request: its time to first token, as predicted at placement and
+/// as measured at the frontend.
 struct Judged {
     predicted: f64,
     measured: f64,
-    /// For whoever looks into a bad one.
+    /// For the reader of a bad one.
     details: String,
 }
 

@@ -107,7 +107,8 @@ impl Guarded {
         Ok(())
     }
 
-    /// Starts a conductor of a cluster, with other values of some flags; an empty one leaves the flag out.
+    /// Starts a conductor of a cluster, with other values of some flags; an empty one leaves the
+    /// flag out.
     async fn conductor(&self, log: &str, cluster: &str, other: &[(&str, &str)]) -> anyhow::Result<Process> {
         let prefix = format!("/{cluster}");
         let path = |file: &str| self.certificates.path(file).display().to_string();
@@ -180,7 +181,8 @@ async fn etcd_that_takes_no_certificate_or_user_is_named_and_files_are_read_agai
     Ok(())
 }
 
-/// What a watch asks for may be compacted before it begins: each message to etcd takes its time here.
+/// What a watch asks for may be compacted before it begins: each message to etcd takes its time
+/// here.
 #[tokio::test]
 #[ignore = "needs etcd"]
 async fn etcd_that_compacts_is_looked_at_again_and_changes_are_seen() -> anyhow::Result<()> {
@@ -212,7 +214,7 @@ async fn etcd_that_compacts_is_looked_at_again_and_changes_are_seen() -> anyhow:
     leads(&follower).await?;
     stop.store(true, Ordering::Relaxed);
     compacting.await??;
-    // In peace again, a watch tells of what comes: nobody waits for a lease.
+    // In peace again, a watch tells of what comes: no conductor waits for a lease.
     proxy.set(Conduct::default());
     let next = conductor(folder.path(), "next", etcd.address(), &[]).await?;
     says(&next, &["who leads", "Other"]).await?;

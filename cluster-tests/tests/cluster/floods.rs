@@ -52,7 +52,7 @@ fn lease(node: &v1::NodeInfo, n: u64) -> v1::LeaseRequest {
         protocol_version: PROTOCOL_VERSION,
         target_generation: node.generation.clone(),
         key: Some(v1::RequestKey { request_id: format!("{n:032x}"), attempt: 0 }),
-        reader_node: "nobody".into(),
+        reader_node: "no-node".into(),
         reader_generation: node.generation.clone(),
         block_hashes: (0..16 * 1000).map(|byte| (byte as u64 * 31 + n) as u8).collect(),
         layout: node.layout.clone(),
@@ -61,7 +61,7 @@ fn lease(node: &v1::NodeInfo, n: u64) -> v1::LeaseRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_decodes_at_a_node_hardly_notices_a_flood_of_calls() -> anyhow::Result<()> {
+async fn streams_at_a_decode_node_hardly_notice_a_flood_of_calls() -> anyhow::Result<()> {
     let cluster = Cluster::mock().node_flags(&["--mock-base-us", "10000"]).start().await?;
     let (expected, _) = streams(&cluster).await?;
     let nodes = cluster.nodes().await?;
@@ -101,7 +101,7 @@ async fn who_decodes_at_a_node_hardly_notices_a_flood_of_calls() -> anyhow::Resu
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sessions_that_nobody_reads_cost_a_node_little() -> anyhow::Result<()> {
+async fn sessions_whose_peer_does_not_read_cost_a_node_little() -> anyhow::Result<()> {
     let cluster = Cluster::mock().node_flags(&["--mock-base-us", "10000"]).start().await?;
     let (expected, quiet) = streams(&cluster).await?;
     let before = cluster.decode[0].resident_bytes()?;
@@ -150,9 +150,10 @@ async fn sessions_that_nobody_reads_cost_a_node_little() -> anyhow::Result<()> {
     cluster.stop().await
 }
 
-/// A client that reads nothing holds no place at the decode node for longer than its answer takes.
+/// A client that reads nothing keeps its sequence slot at the decode node no longer than its answer
+/// takes.
 #[tokio::test]
-async fn a_slow_reader_holds_up_nobody() -> anyhow::Result<()> {
+async fn a_slow_reader_delays_no_other_client() -> anyhow::Result<()> {
     let flags = ["--mock-base-us", "2000", "--max-running", "4"];
     let cluster = Cluster::mock().node_flags(&flags).start().await?;
     let mut unread = Vec::new();
@@ -176,7 +177,7 @@ async fn a_slow_reader_holds_up_nobody() -> anyhow::Result<()> {
             Ok(placed == 0)
         })
         .await?;
-    println!("four answers of 1,500 tokens that nobody reads are over after {:?}", began.elapsed());
+    println!("four unread answers of 1,500 tokens are over after {:?}", began.elapsed());
     let answer = cluster.ask(Ask::tokens(prompt(40, 9)).max_tokens(20).ignore_eos()).await?;
     assert_eq!(answer.token_ids.len(), 20);
     for mut stream in unread {
@@ -188,7 +189,7 @@ async fn a_slow_reader_holds_up_nobody() -> anyhow::Result<()> {
                 _ => {}
             }
         }
-        assert!(tokens == 1500 && finished, "whoever reads late has all of it: {tokens}");
+        assert!(tokens == 1500 && finished, "a client that reads late has all of it: {tokens}");
     }
     cluster.stop().await
 }

@@ -31,7 +31,8 @@ const REPORT: Duration = Duration::from_millis(200);
 const SESSIONS: Duration = Duration::from_secs(120);
 const ROUNDS: usize = 5;
 const PER_ROUND: usize = 200;
-/// Tokens of several streams of a conductor that come at once are taken in at once: as many streams at each, or that is what is measured.
+/// Streams of each conductor. A conductor takes in at once the tokens of its streams that come at
+/// once, so with unequal numbers that would be measured.
 const STREAMS_EACH: usize = 8;
 
 /// A node that answers each prompt with one token, and reports its load.
@@ -242,7 +243,8 @@ async fn etcd_a_placement_through_the_leader_of_a_thousand_nodes_costs_a_hop() -
     Ok(())
 }
 
-/// Processor time of the conductors and of the nodes, milliseconds, while so many clients ask for so long; and how many tokens came.
+/// Processor time of the conductors and of the nodes, milliseconds, while so many clients ask for
+/// so long; and how many tokens came.
 async fn costs(conductors: &[Process], nodes: &[Process], streams: usize) -> anyhow::Result<[f64; 4]> {
     const IDLE: Duration = Duration::from_secs(4);
     const BUSY: Duration = Duration::from_secs(8);
@@ -299,7 +301,7 @@ async fn cluster_of(conductors: usize, etcd: &Etcd, folder: &Path) -> anyhow::Re
 
 #[tokio::test]
 #[ignore = "a figure; needs etcd, and takes three minutes: make test-long"]
-async fn etcd_more_front_ends_cost_no_more_for_each_token() -> anyhow::Result<()> {
+async fn etcd_more_frontends_cost_no_more_for_each_token() -> anyhow::Result<()> {
     let etcd = Etcd::start()?;
     let folder = tempfile::tempdir()?;
     let counts = [1, 2, 4];

@@ -14,7 +14,7 @@ use futures::future::join_all;
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 
-/// How long everybody may take to know who leads.
+/// How long all conductors may take to know the leader.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
 pub async fn conductor(etcd: &Etcd, engine: &[&str], folder: &Path, name: &str) -> anyhow::Result<Process> {
@@ -106,7 +106,8 @@ fn terms(log: &Path, words: &str) -> anyhow::Result<Vec<u64>> {
     Ok(named.collect())
 }
 
-/// Two conductors never lead in one term, and no node goes back to an earlier one: their logs say so.
+/// Two conductors never lead in one term, and no node goes back to an earlier one: their logs say
+/// so.
 pub fn check_terms(conductors: &[PathBuf], nodes: &[PathBuf]) -> anyhow::Result<()> {
     let mut led = BTreeSet::new();
     for log in conductors {
@@ -138,7 +139,7 @@ async fn leader(conductors: [&Process; 2]) -> anyhow::Result<usize> {
             }
         }
     };
-    tokio::time::timeout(LIMIT, found).await.context("nobody leads, or both do")?
+    tokio::time::timeout(LIMIT, found).await.context("none leads, or both do")?
 }
 
 pub async fn leads(conductor: &Process) -> anyhow::Result<()> {
@@ -239,7 +240,8 @@ async fn etcd_conductors_die_hang_and_lose_etcd_and_the_others_requests_go_on() 
     first.stop().await?;
     leads(&third).await?;
 
-    // Etcd is away and the leader dies: new requests are refused, and served again once etcd is back.
+    // Etcd is away and the leader dies: new requests are refused, and served again once etcd is
+    // back.
     let fourth = conductor(&etcd, &["--engine", "mock"], folder.path(), "fourth").await?;
     let channel = channel(&fourth).await?;
     let served = async {
@@ -250,7 +252,7 @@ async fn etcd_conductors_die_hang_and_lose_etcd_and_the_others_requests_go_on() 
     tokio::time::timeout(LIMIT, served).await.context("the fourth does not serve")?;
     etcd.kill().await?;
     third.kill().await?;
-    let refused = tokens(channel.clone(), 0).await.expect_err("nobody leads").to_string();
+    let refused = tokens(channel.clone(), 0).await.expect_err("none leads").to_string();
     assert!(refused.contains("no conductor has led for 10 s"), "{refused}");
     etcd.restart(true)?;
     leads(&fourth).await?;

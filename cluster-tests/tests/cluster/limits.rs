@@ -1,4 +1,5 @@
-//! Clients that send too much, too slowly or nothing, that do not read, and where they may call what.
+//! Clients that send too much, too slowly or nothing, that do not read, and where they may call
+//! what.
 
 use std::time::Duration;
 
@@ -71,7 +72,7 @@ async fn silent_connections_and_bodies_that_do_not_come_are_ended() -> anyhow::R
 }
 
 #[tokio::test]
-async fn those_who_only_connect_keep_nobody_out() -> anyhow::Result<()> {
+async fn clients_that_only_connect_keep_no_other_out() -> anyhow::Result<()> {
     let cluster = Cluster::mock().conductor_flags(&["--max-connections", "8"]).start().await?;
     let mut silent = Vec::new();
     for _ in 0..40 {

@@ -8,7 +8,8 @@ use futures::future::try_join_all;
 
 const DELAY: Duration = Duration::from_millis(30);
 
-/// A cluster with one decode node, which is reached through proxies: of its gRPC and of its transfer port.
+/// A cluster with one decode node, which is reached through proxies: of its gRPC and of its
+/// transfer port.
 struct Proxied {
     cluster: Cluster,
     node: Process,
@@ -63,7 +64,8 @@ async fn what_is_late_is_the_same() -> anyhow::Result<()> {
     transfer.set(late);
     let answers = ask(&cluster, &asks()).await?;
     assert_eq!(tokens(&answers), tokens(&quiet));
-    // The first token comes from the prefill node, and the second is behind KV, handoff and its own way.
+    // The first token comes from the prefill node, and the second is behind KV, handoff and its own
+    // way.
     assert!(answers.iter().all(|answer| answer.gaps[0] > DELAY), "{:?}", answers[0].gaps);
     cluster.wait_idle(Duration::from_secs(5)).await?;
     node.stop().await?;

@@ -1,4 +1,5 @@
-//! Scenarios over the real binaries. One test binary, so that what they share is compiled and linked once.
+//! Scenarios over the real binaries. One test binary, so that what they share is compiled and
+//! linked once.
 
 // Tests read the clock and wait.
 #![allow(clippy::disallowed_methods)]

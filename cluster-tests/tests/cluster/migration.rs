@@ -1,4 +1,5 @@
-//! Sequences that go on at another decode node, because theirs has no room for them or is on its way out: with the same tokens, whatever becomes of either.
+//! Sequences that migrate to another decode node, because theirs has no room for them or is on its
+//! way out. Their tokens are the same, whatever becomes of either node.
 
 use std::time::{Duration, Instant};
 
@@ -56,7 +57,7 @@ fn moves(answers: &[Answer]) -> u32 {
     answers.iter().map(|answer| timeline(answer).moves).sum()
 }
 
-/// Sends all of them, and, once they run, does something else beside.
+/// Sends all of them, and, once they run, does `beside`.
 async fn while_all_run<T>(
     cluster: &Cluster,
     beside: impl Future<Output = anyhow::Result<T>>,
@@ -85,7 +86,7 @@ async fn what_a_decode_node_has_no_room_for_goes_on_where_there_is() -> anyhow::
         while_all_run(&cluster, async { roomy.start_node("decode", 1, &conductor, &folder).await }).await?;
     cluster.decode.push(second);
     assert_same(&together, &alone);
-    assert!(moves(&together) > 0, "nobody migrated");
+    assert!(moves(&together) > 0, "no sequence migrated");
     let migrated = together.iter().filter(|answer| timeline(answer).moves > 0);
     for answer in migrated.clone() {
         assert_eq!(answer.finished.decode_node, "decode-1");
@@ -93,7 +94,7 @@ async fn what_a_decode_node_has_no_room_for_goes_on_where_there_is() -> anyhow::
     let brought: u64 = migrated.filter_map(|answer| timeline(answer).migrated).map(|migrated| migrated.bytes).sum();
     let (_, page) = cluster.http("/metrics", None).await?;
     let taken = page.lines().find(|line| line.starts_with("baton_conductor_migrations_total{outcome=\"taken\"}"));
-    println!("{} moves, {brought} bytes brought; {}", moves(&together), taken.unwrap_or_default());
+    println!("{} migrations, {brought} bytes fetched; {}", moves(&together), taken.unwrap_or_default());
     assert!(brought > 0 && taken.is_some());
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await
@@ -101,10 +102,11 @@ async fn what_a_decode_node_has_no_room_for_goes_on_where_there_is() -> anyhow::
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn a_decode_node_that_drains_hands_its_sequences_on_and_exits() -> anyhow::Result<()> {
+async fn a_decode_node_that_drains_migrates_its_sequences_and_exits() -> anyhow::Result<()> {
     let model = model();
     let mut cluster = Cluster::model(&model).decode(2).start().await?;
-    // Held to a form that is not over before: what it may write next follows from its tokens, wherever it is.
+    // Its schema is not complete before: what it may write next follows from its tokens, at either
+    // node.
     let list = json!({"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 400});
     let long = ask(1).max_tokens(400).sampling(|sampling| sampling.ignore_eos = false).schema(&list);
     let alone = cluster.ask(long.clone()).await?;
@@ -153,8 +155,8 @@ async fn a_node_that_dies_while_it_takes_sequences_changes_nothing() -> anyhow::
         metric(&http, granted).await
     })
     .await?;
-    println!("{leased} leases, {} moves", moves(&together));
-    assert!(leased > 0.0, "nobody was asked to take anything");
+    println!("{leased} leases, {} migrations", moves(&together));
+    assert!(leased > 0.0, "no node was asked to take a sequence");
     assert_same(&together, &alone);
     cluster.wait_idle_without(&["decode-1"], 2 * SECOND).await?;
     cluster.stop().await

@@ -1,4 +1,5 @@
-//! The real binaries with the mock engine: the control plane and the transfers are real, and the tokens depend on every byte that moved.
+//! The real binaries with the mock engine: the control plane and the transfers are real, and the
+//! tokens depend on every byte that was transferred.
 
 use std::time::Duration;
 
@@ -62,11 +63,12 @@ async fn a_repeated_prompt_is_neither_computed_nor_pushed_again() -> anyhow::Res
     let second = cluster.ask(ask).await?;
     assert_eq!(second.token_ids, first.token_ids);
     assert_eq!((first.cached_tokens(), second.cached_tokens()), (0, 1488));
-    // Of 94 blocks only the last, partial one moves again.
+    // Of 94 blocks only the last, partial one is pushed again.
     assert_eq!(first.kv_transfer().bytes, 4 * 94 * 256);
     assert_eq!(second.kv_transfer().bytes, 4 * 256);
 
-    // The next turn begins with the prompt and the answer of this one: the decode node holds those blocks, and the prefill node brings the one that it lacks.
+    // The next turn begins with the prompt and the answer of this one. The decode node holds those
+    // blocks, and the prefill node fetches the one that it lacks.
     let mut turn = prompt(1500, 3);
     turn.extend(&first.token_ids);
     turn.extend(prompt(40, 9));
@@ -365,7 +367,7 @@ async fn health_is_whether_a_request_could_be_served_and_a_drained_node_is_not_l
     assert_eq!(watched.message().await?.unwrap().status, ServingStatus::NotServing as i32);
     let states: Vec<_> = cluster.nodes().await?.into_iter().map(|node| node.state).collect();
     assert_eq!(states, ["drained"]);
-    assert_eq!(cluster.check_integrity().await?.len(), 0, "there is nobody to ask");
+    assert_eq!(cluster.check_integrity().await?.len(), 0, "there is no node to ask");
     assert_eq!(cluster.conductor.metric("baton_conductor_nodes_lost_total{role=\"decode\"}").await?, 0.0);
     let log = std::fs::read_to_string(&cluster.conductor.log)?;
     assert!(log.contains("node drained") && !log.contains("node lost") && !log.contains("WARN"), "{log}");
@@ -422,9 +424,10 @@ async fn an_objective_that_cannot_be_met_is_refused_with_the_numbers() -> anyhow
     cluster.stop().await
 }
 
-/// The first decode node's steps take 60 ms, and the objective is 30: the second look at it, when its grant is asked for, finds that placement took what there was.
+/// The first decode node's steps take 60 ms, and the objective is 30. The second look at it, when
+/// its grant is asked for, finds that placement took what there was.
 #[tokio::test]
-async fn a_decode_node_whose_steps_are_too_long_by_now_gives_way_to_another_one() -> anyhow::Result<()> {
+async fn another_decode_node_is_reselected_for_one_whose_steps_are_too_long_by_now() -> anyhow::Result<()> {
     let nodes = |us| Cluster::mock().conductor_flags(&["--admission", "none"]).node_flags(&["--mock-base-us", us]);
     let mut cluster = nodes("60000").start().await?;
     let paced = |salt| {
@@ -436,7 +439,7 @@ async fn a_decode_node_whose_steps_are_too_long_by_now_gives_way_to_another_one(
         cluster.conductor.metric(&format!("baton_conductor_grants_refused_total{{outcome=\"{outcome}\"}}")).await
     };
     let expected = cluster.ask(paced(2)).await?.token_ids;
-    assert_eq!(refused(&cluster, "retried").await?, 0.0, "nobody had measured anything");
+    assert_eq!(refused(&cluster, "retried").await?, 0.0, "no step had been measured");
 
     let (conductor, prefill) = (format!("http://{}", cluster.conductor.ready.grpc), cluster.prefill[0].pid());
     let stream = cluster.ask(Ask::tokens(prompt(50, 1)).max_tokens(100).ignore_eos());

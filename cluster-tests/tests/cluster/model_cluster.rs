@@ -1,4 +1,5 @@
-//! The real binaries with a real model: what the cluster says is what the reference says, whichever way it was computed.
+//! The real binaries with a real model: what the cluster says is what the reference says, whichever
+//! way it was computed.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,8 @@ use baton_proto::v1::generate_response::Event;
 use serde::Deserialize;
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Layers, K and V heads, head size and bytes per element of SmolLM2-135M in f16: bytes of one block of 16 tokens in all layers.
+/// Layers, K and V heads, head size and bytes per element of SmolLM2-135M in f16: bytes of one
+/// block of 16 tokens in all layers.
 const BLOCK_BYTES: u64 = 30 * (3 * 2 * 16 * 64 * 2);
 
 /// One prompt of the reference (f32, same file, Hugging Face transformers).
@@ -47,18 +49,20 @@ fn top_of(position: &v1::TokenLogprobs, token: u32) -> Option<f32> {
     position.top.iter().find(|top| top.token_id == token).map(|top| top.logprob)
 }
 
-/// How near to the reference an arithmetic has to be.
+/// How near to the reference a compute dtype has to be.
 struct Bounds {
-    /// Margin from which on the reference's best token must be ours where it is scored; `None`: no margin decides.
+    /// Margin from which on the reference's best token must be ours when it is scored; `None`: no
+    /// margin decides.
     sure: Option<f32>,
-    /// The same where it is generated.
+    /// The same when it is generated.
     sure_generated: Option<f32>,
     /// Of the difference of log-probabilities.
     mean: f32,
     max: f32,
 }
 
-/// 8 bits swap tokens at any margin now and then: `crates/bench/tests/score.rs` counts them over a whole text, beside llama.cpp's.
+/// 8 bits swap tokens at any margin now and then: `crates/bench/tests/score.rs` counts them over a
+/// whole text, next to llama.cpp's.
 const QUANTIZED: Bounds = Bounds { sure: None, sure_generated: None, mean: 0.05, max: 0.5 };
 
 #[tokio::test]
@@ -76,7 +80,8 @@ async fn with_quantized_activations_they_are_near_the_references() -> anyhow::Re
     compare(Cluster::model(&model).start().await?, QUANTIZED).await
 }
 
-/// Prompts by matrix tiles where the CPU has them, tokens as the weights are: two classes of arithmetic, neither of which caches what the other computes.
+/// Prompts by matrix tiles if the CPU has them, tokens as the weights are. These are two KV
+/// compatibility classes: neither caches what the other computes.
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
 async fn with_prompts_of_bfloat16_they_are_near_the_references() -> anyhow::Result<()> {
@@ -141,7 +146,8 @@ async fn prompt_of(cluster: &Cluster, tokens: usize) -> anyhow::Result<Vec<u32>>
     Ok(ids[..tokens].to_vec())
 }
 
-/// What prefill nodes score and what decode nodes generate are the same bits, so each token that was generated is the best one where it is scored.
+/// What prefill nodes score and what decode nodes generate are the same bits. So each generated
+/// token is the best one when it is scored.
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
 async fn generated_tokens_are_the_best_where_they_are_scored() -> anyhow::Result<()> {
@@ -158,10 +164,11 @@ async fn generated_tokens_are_the_best_where_they_are_scored() -> anyhow::Result
     cluster.stop().await
 }
 
-/// With the defaults: part of the prompt is computed at the decode node, and need not move.
+/// With the defaults: part of the prompt is computed at the decode node, and its KV need not be
+/// pushed.
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn a_long_prompt_moves_at_most_once_and_is_found_again() -> anyhow::Result<()> {
+async fn a_long_prompts_kv_is_pushed_at_most_once_and_found_again() -> anyhow::Result<()> {
     let model = model();
     let cluster = Cluster::model(&model).start().await?;
     let mut prompt = prompt_of(&cluster, 1500).await?;
@@ -185,7 +192,7 @@ async fn a_long_prompt_moves_at_most_once_and_is_found_again() -> anyhow::Result
 /// One chunk as long as the prompt, at one node: the bytes are known exactly.
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn a_long_prompt_that_one_node_computes_moves_once_and_is_found_again() -> anyhow::Result<()> {
+async fn the_kv_of_a_long_prompt_that_one_node_computes_is_pushed_once_and_found_again() -> anyhow::Result<()> {
     let model = model();
     let builder = Cluster::model(&model).prefill_flags(&["--chunk-tokens", "2048", "--threads", "2"]);
     let cluster = builder.conductor_flags(&["--partial-prefill", "false"]).start().await?;
@@ -295,8 +302,9 @@ async fn a_hundred_requests_a_third_of_them_aborted_leave_nothing_behind() -> an
     let cache = cache_bytes.to_string();
     let cluster = Cluster::model(&model).prefill(2).decode(2).node_flags(&["--cache-bytes", &cache]).start().await?;
     let text = prompt_of(&cluster, 400).await?;
-    // What each process may grow by: its cache, and 64 MiB for buffers that are made when first used. A decode node also maps the prefill nodes' caches to copy
-    // from; those pages are theirs and are not counted twice.
+    // What each process may grow by: its cache, and 64 MiB for buffers that are made when first
+    // used. A decode node also maps the prefill nodes' caches to read from; those pages are theirs
+    // and are not counted twice.
     let nodes = cluster.prefill.iter().chain(&cluster.decode).map(|process| (process, cache_bytes));
     let processes: Vec<_> = nodes.chain([(&cluster.conductor, 0)]).collect();
     let before: Vec<u64> = processes.iter().map(|(p, _)| p.resident_bytes()).collect::<Result<_, _>>()?;
@@ -337,7 +345,8 @@ async fn a_hundred_requests_a_third_of_them_aborted_leave_nothing_behind() -> an
         assert!(done??, "a request ended without Finished");
     }
     cluster.wait_idle(SECOND).await?;
-    // One by one, so that each abort's own release is seen: before the prompt is computed, meanwhile, and among tokens. Each has a prompt of its own, of which no block is cached.
+    // One by one, so that each abort's own release is seen: before the prompt is computed,
+    // meanwhile, and among tokens. Each has a prompt of its own, of which no block is cached.
     let ask = |from: usize| Ask::tokens(text[from..340].to_vec()).max_tokens(1500).ignore_eos();
     for (from, after) in (100..).zip([0, 10, 30, 120]) {
         let aborted = tokio::time::timeout(Duration::from_millis(after), cluster.ask(ask(from))).await;

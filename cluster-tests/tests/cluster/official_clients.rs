@@ -1,4 +1,5 @@
-//! The official clients of OpenAI and Anthropic, gRPC's for Python and Schemathesis, as they are: the scripts of `clients/`.
+//! The official clients of OpenAI and Anthropic, gRPC's for Python and Schemathesis, as they are:
+//! the scripts of `clients/`.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

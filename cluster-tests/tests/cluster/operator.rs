@@ -1,4 +1,4 @@
-//! What an operator sees: the real `baton` command beside a real cluster with the mock engine.
+//! What an operator sees: the real `baton` command against a real cluster with the mock engine.
 
 use std::process::{Output, Stdio};
 use std::time::Duration;
@@ -195,7 +195,7 @@ async fn each_attempt_of_a_request_is_told() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_request_that_waits_at_the_door_is_told_as_one_decision() -> anyhow::Result<()> {
+async fn a_request_queued_at_admission_is_told_as_one_decision() -> anyhow::Result<()> {
     let cluster = Cluster::mock()
         .decode_flags(&["--max-running", "1", "--max-waiting", "1"])
         .node_flags(&["--mock-base-us", "10000"])
@@ -213,7 +213,7 @@ async fn a_request_that_waits_at_the_door_is_told_as_one_decision() -> anyhow::R
     patient.0.slo.get_or_insert_default().ttft_ms = Some(30_000.0);
     let waiting = cluster.ask(patient);
     let ending = async {
-        until(&cluster, &["load"], |load| load["admission"]["holding"] == 1).await?;
+        until(&cluster, &["load"], |load| load["admission"]["queued_now"] == 1).await?;
         tokio::time::sleep(Duration::from_millis(300)).await;
         drop(holders);
         anyhow::Ok(())
@@ -228,7 +228,7 @@ async fn a_request_that_waits_at_the_door_is_told_as_one_decision() -> anyhow::R
     assert!(decisions[0]["times"].as_u64() >= Some(1) && decisions[1]["times"] == 1, "{record}");
     assert_eq!(decisions[1]["explanation"]["placed"]["decode"], "decode-0");
     let load = json(&cluster, &["load"]).await?;
-    let counts = ["accepted", "refused", "held", "holding"].map(|name| load["admission"][name].as_u64());
+    let counts = ["accepted", "refused", "queued", "queued_now"].map(|name| load["admission"][name].as_u64());
     assert_eq!(counts, [Some(3), Some(0), Some(1), Some(0)], "{load}");
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await

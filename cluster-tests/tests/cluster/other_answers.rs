@@ -56,7 +56,7 @@ async fn four_answers_compute_the_prompt_once() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn answers_are_moved_recovered_and_aborted_each_alone_or_together() -> anyhow::Result<()> {
+async fn answers_are_migrated_recovered_and_aborted_each_alone_or_together() -> anyhow::Result<()> {
     let mut cluster = Cluster::mock().prefill(1).decode(2).decode_flags(&["--mock-row-us", "3000"]).start().await?;
     let ask = || Ask::text("a prompt").max_tokens(60).ignore_eos().seeded(1, 1.0);
     let expected = cluster.answers(ask().n(3)).await?;
@@ -101,7 +101,7 @@ async fn answers_are_moved_recovered_and_aborted_each_alone_or_together() -> any
     cluster.stop().await
 }
 
-/// Nor do they wait for each other where there is room, whatever they may take at most.
+/// Nor do they wait for each other if there is room, whatever they may take at most.
 #[tokio::test]
 async fn several_answers_are_quick_on_an_idle_cluster() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;

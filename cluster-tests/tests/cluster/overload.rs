@@ -1,4 +1,5 @@
-//! More than the cluster can do, over HTTP, from clients that say nothing of objectives: what would wait for too long is refused, with a time to come again.
+//! More than the cluster can do, over HTTP, from clients that say nothing of objectives. A request
+//! that would wait for too long is refused, with a time to come again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,7 +34,8 @@ fn completion(salt: u64, tokens: u64) -> String {
     json!({"prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": true}).to_string()
 }
 
-/// Ten times what the prefill node can do: the answers in the order of arrival, and how long each took.
+/// Ten times what the prefill node can do: the answers in the order of arrival, and how long each
+/// took.
 async fn overload(cluster: &Arc<Cluster>) -> anyhow::Result<Vec<(HttpAnswer, Duration)>> {
     let mut tasks = JoinSet::new();
     for n in 0..REQUESTS {
@@ -65,7 +67,8 @@ async fn what_would_wait_for_too_long_is_refused_with_a_time_to_come_again() -> 
         async move { overload(&cluster).await }
     });
     tokio::time::sleep(Duration::from_millis(600)).await;
-    // In the middle of it, the operator's command is told the same, unless it comes in the moment in which somebody is taken in. (A prompt much shorter would go before the others.)
+    // In the middle of it, the operator's command is told the same, unless it comes in the moment
+    // in which a request is admitted. (A prompt much shorter would go before the others.)
     let prompt = "one more; ".repeat(12);
     let mut said = baton(&cluster, &["generate", "--raw", &prompt, "--max-tokens", "2"]).await?;
     for _ in 0..10 {
@@ -83,7 +86,8 @@ async fn what_would_wait_for_too_long_is_refused_with_a_time_to_come_again() -> 
             429 => {
                 refused += 1;
                 let body: Value = serde_json::from_str(body)?;
-                // Its own wait, that of others, or what its prompt costs: which of them comes first differs from run to run.
+                // Its own wait, that of others, or what its prompt costs: which of them comes first
+                // differs from run to run.
                 assert_eq!(body["error"]["type"], "overloaded", "{body}");
                 let message = body["error"]["message"].as_str().unwrap_or_default();
                 waits += u64::from(message.starts_with("the request would wait ") && message.contains("for others"));

@@ -1,4 +1,5 @@
-//! Prompts that two nodes compute, the decode node the tail: the same tokens, whatever becomes of either.
+//! Prompts that two nodes compute, the decode node the last part (partial prefill): the same
+//! tokens, whatever becomes of either.
 
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ async fn the_tokens_are_those_of_a_prompt_that_one_node_computes() -> anyhow::Re
     for transport in ["shm", "tcp"] {
         let cluster = Cluster::model(&model).node_flags(&["--transport", transport]).start().await?;
         for (ask, expected) in asks.iter().zip(&expected) {
-            // Beside streams, whose steps the tail's layers go with.
+            // While streams run: the partial prefill's layers go with their steps.
             let mut streams = JoinSet::new();
             for n in 0..2 {
                 let mut client = cluster.inference();
@@ -56,7 +57,7 @@ async fn the_tokens_are_those_of_a_prompt_that_one_node_computes() -> anyhow::Re
             assert_eq!(answer.logprobs, expected.logprobs, "{transport}");
             let (bytes, all) = (answer.kv_transfer().bytes, expected.kv_transfer().bytes);
             println!("{transport}: {bytes} of {all} bytes pushed, TTFT {:?}, alone {:?}", answer.ttft, expected.ttft);
-            assert!(bytes > 0 && bytes < all, "{bytes} of {all}: the tail's KV is where it is needed");
+            assert!(bytes > 0 && bytes < all, "{bytes} of {all}: the partial prefill's KV is where it is needed");
             while let Some(ended) = streams.join_next().await {
                 ended??;
             }

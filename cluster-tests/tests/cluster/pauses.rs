@@ -72,7 +72,7 @@ impl Conductors {
                 baton_runtime::sleep(Duration::from_millis(50)).await;
             }
         };
-        tokio::time::timeout(LIMIT, found).await.context("nobody leads")?
+        tokio::time::timeout(LIMIT, found).await.context("none leads")?
     }
 }
 
@@ -93,7 +93,8 @@ async fn until_served(address: &str) -> anyhow::Result<()> {
     tokio::time::timeout(LIMIT, served).await.context("it does not serve")
 }
 
-/// The longest that a request took at these addresses while something happened there; each is asked again and again.
+/// The longest that a request took at these addresses while something happened there; each is asked
+/// again and again.
 async fn longest(
     addresses: &[String],
     meanwhile: impl Future<Output = anyhow::Result<()>>,
@@ -116,7 +117,7 @@ async fn longest(
     meanwhile.await?;
     stop.store(true, Ordering::Relaxed);
     let all = try_join_all(clients).await?.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
-    all.into_iter().max().context("nobody asked")
+    all.into_iter().max().context("no client asked")
 }
 
 fn told(what: &str, mut pauses: Vec<Duration>) {

@@ -1,4 +1,5 @@
-//! Prefixes that another node holds: brought instead of computed, with the same tokens, whatever becomes of the holder.
+//! Prefixes that another node holds: fetched instead of computed, with the same tokens, whatever
+//! becomes of the holder.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,7 @@ fn prefix_fetch(answer: &Answer) -> Option<v1::KvTransfer> {
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn a_prefix_that_only_another_node_holds_is_brought_faster_than_computed() -> anyhow::Result<()> {
+async fn a_prefix_that_only_another_node_holds_is_fetched_faster_than_computed() -> anyhow::Result<()> {
     let model = model();
     for (transport, kv_dtype, row_bytes) in
         [("shm", "f16", F16_ROW), ("tcp", "f16", F16_ROW), ("shm", "int8", INT8_ROW), ("tcp", "int8", INT8_ROW)]
@@ -46,7 +47,7 @@ async fn a_prefix_that_only_another_node_holds_is_brought_faster_than_computed()
         let brought = cluster.ask(ask.clone()).await?;
         let fetch = prefix_fetch(&brought).unwrap();
         println!(
-            "{transport}, {kv_dtype}: TTFT {:?} computed, {:?} brought: {} bytes in {:.4} s",
+            "{transport}, {kv_dtype}: TTFT {:?} computed, {:?} fetched: {} bytes in {:.4} s",
             computed.ttft, brought.ttft, fetch.bytes, fetch.seconds
         );
         assert_eq!(brought.token_ids, computed.token_ids);
@@ -57,7 +58,7 @@ async fn a_prefix_that_only_another_node_holds_is_brought_faster_than_computed()
 
         let again = cluster.ask(ask).await?;
         assert_eq!((&again.token_ids, prefix_fetch(&again)), (&computed.token_ids, None));
-        assert_eq!(u64::from(again.cached_tokens()), REUSABLE_BLOCKS * 16, "it stays where it was brought to");
+        assert_eq!(u64::from(again.cached_tokens()), REUSABLE_BLOCKS * 16, "the node that fetched it keeps it");
         cluster.wait_idle(SECOND).await?;
         cluster.stop().await?;
     }
@@ -79,7 +80,7 @@ async fn without_fetching_everything_is_computed() -> anyhow::Result<()> {
     cluster.stop().await
 }
 
-/// The holder is stopped while it is read from, and then killed: nobody but the reader has to do with it.
+/// The holder is stopped while it is read from, and then killed: only the reader has to do with it.
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
 async fn a_holder_that_dies_while_it_is_read_changes_nothing() -> anyhow::Result<()> {
@@ -109,7 +110,7 @@ async fn a_holder_that_dies_while_it_is_read_changes_nothing() -> anyhow::Result
         assert_eq!(answer.token_ids, expected_alone.token_ids, "round {round}");
         assert_eq!(answer.logprobs, expected_alone.logprobs, "round {round}");
         cut_off += u32::from(prefix_fetch(&answer).is_none());
-        println!("round {round}: brought {:?}, TTFT {:?}", prefix_fetch(&answer), answer.ttft);
+        println!("round {round}: fetched {:?}, TTFT {:?}", prefix_fetch(&answer), answer.ttft);
         // The way it was: a decode node that holds the prefix.
         cluster.wait_ready(1).await?;
         cluster.decode.push(builder.start_node("decode", 0, &conductor, cluster.folder()).await?);
@@ -124,11 +125,13 @@ async fn a_holder_that_dies_while_it_is_read_changes_nothing() -> anyhow::Result
     cluster.stop().await
 }
 
-/// A holder that stands still holds up whoever computes beside its reader for half a second at most: the reader's part of the step is thrown away, and computed later.
+/// A holder that stands still delays the other requests of its reader's step for half a second at
+/// most. The reader's part of the step is thrown away, and computed later.
 #[tokio::test]
 async fn a_holder_that_stands_still_does_not_hold_others_up() -> anyhow::Result<()> {
     let profile = tempfile::NamedTempFile::new()?;
-    // 500 tokens a second are computed, and 2000 come from another node: of the 4 layers one in 132 ms.
+    // 500 tokens a second are computed, and 2000 come from another node: of the 4 layers one in 132
+    // ms.
     let numbers = r#"{"name": "slow", "prefill_base": 0.001, "prefill_per_token": 0.002, "prefill_per_token_pair": 0.0, "decode_base": 0.002,
         "decode_per_sequence": 0.0, "decode_per_kv_token": 0.0, "chunk_tokens": 1024, "layers": 80, "kv_bytes_per_token": 327680, "decode_kv_tokens": 4096,
         "cache_tokens": 8192, "max_running": 8, "network_bytes_per_s": 655360000, "network_latency_s": 0.001, "ssd_bytes_per_s": 1.0, "step_noise": 0.0}"#;
@@ -162,7 +165,8 @@ async fn a_holder_that_stands_still_does_not_hold_others_up() -> anyhow::Result<
         assert_eq!(answer.token_ids, expected, "round {round}");
         was_late = cluster.prefill[0].metric(late).await? > 0.0;
         println!("round {round}: late: {was_late}, TTFT {:?}, of the other prompt {:?}", answer.ttft, other.ttft);
-        // The step would have been over 1 s after the stop, and the other prompt takes half a second.
+        // The step would have been over 1 s after the stop, and the other prompt takes half a
+        // second.
         assert!(other.ttft < 5 * SECOND / 2, "round {round}: {:?}", other.ttft);
         if was_late {
             assert_eq!(prefix_fetch(&answer), None);
@@ -171,7 +175,8 @@ async fn a_holder_that_stands_still_does_not_hold_others_up() -> anyhow::Result<
     }
     assert!(was_late, "no step ever waited for the holder");
 
-    // It stands still before it is asked: nobody waits for its answer for long, and a lease that it gives later comes back to it.
+    // It stands still before it is asked: its reader does not wait for its answer for long, and a
+    // lease that it gives later comes back to it.
     cluster.restart(&builder, "prefill").await?;
     let holder = &cluster.decode[0];
     let before = holder.metric(granted).await?;
@@ -182,14 +187,16 @@ async fn a_holder_that_stands_still_does_not_hold_others_up() -> anyhow::Result<
     println!("stopped before it is asked: TTFT {:?}", computed.ttft);
     assert_eq!((computed.token_ids.clone(), prefix_fetch(&computed)), (expected, None));
     assert!(computed.ttft > 2 * SECOND, "it was not asked: {:?}", computed.ttft);
-    // Its reader has given the connection up, too. Whether it still answers the question or not, it keeps nothing for it.
+    // Its reader has given the connection up, too. Whether it still answers the question or not, it
+    // keeps nothing for it.
     baton_runtime::sleep(SECOND).await;
-    println!("leases that nobody waited for: {}", holder.metric(granted).await? - before);
+    println!("leases that no reader waited for: {}", holder.metric(granted).await? - before);
     cluster.wait_idle(5 * SECOND).await?;
     cluster.stop().await
 }
 
-/// Tokens of the prompt that no node could hold: everything but whole blocks of what was there before.
+/// Tokens of the prompt that no node could hold: everything but whole blocks of what was there
+/// before.
 fn new_tokens(before: &[u32], prompt: &[u32]) -> u32 {
     let common = before.iter().zip(prompt).take_while(|(a, b)| a == b).count();
     // The KV of the last token of an answer is never computed.
@@ -218,7 +225,7 @@ async fn each_turn_of_a_conversation_computes_its_new_text_alone() -> anyhow::Re
         let computed = prompt.len() as u32 - answer.cached_tokens();
         let new = if turn == 0 { prompt.len() as u32 } else { new_tokens(&before, &prompt) };
         println!(
-            "turn {turn}: {} tokens, {computed} computed, {new} new; {} -> {}; brought {:?}",
+            "turn {turn}: {} tokens, {computed} computed, {new} new; {} -> {}; fetched {:?}",
             prompt.len(),
             answer.finished.prefill_node,
             answer.finished.decode_node,
@@ -245,7 +252,8 @@ fn hot_prompt(own: u32) -> Ask {
     Ask::tokens(tokens).max_tokens(4).ignore_eos()
 }
 
-/// Has one prefill node answer prompts that begin alike, for long enough that the conductor finds out what with, and starts another.
+/// Has one prefill node answer prompts that begin alike, for long enough that the conductor finds
+/// out what with, and starts another.
 async fn make_hot(builder: &Builder) -> anyhow::Result<(Cluster, Vec<Answer>)> {
     let mut cluster = builder.clone().start().await?;
     let conductor = format!("http://{}", cluster.conductor.ready.grpc);
@@ -268,31 +276,31 @@ async fn holders(cluster: &Cluster) -> anyhow::Result<Vec<String>> {
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn a_hot_prefix_is_copied_to_a_node_that_nobody_has_asked() -> anyhow::Result<()> {
+async fn a_hot_prefix_is_replicated_to_a_node_that_no_request_has_asked() -> anyhow::Result<()> {
     let model = model();
     let builder =
         Cluster::model(&model).conductor_flags(&["--replicate-prefixes", "2", "--replicate-interval-s", "0.3"]);
     let (mut cluster, answers) = make_hot(&builder).await?;
     let began = Instant::now();
     cluster
-        .wait_for("copy of the hot prefix", 10 * SECOND, || async {
+        .wait_for("replication of the hot prefix", 10 * SECOND, || async {
             Ok(holders(&cluster).await?.iter().any(|node| node == "prefill-1"))
         })
         .await?;
-    println!("{} prompts, then a copy after {:?}", answers.len(), began.elapsed());
+    println!("{} prompts, then a replication after {:?}", answers.len(), began.elapsed());
     let bytes = HOT_BLOCKS as u64 * BLOCK_BYTES;
     let second = &cluster.prefill[1];
     assert_eq!(second.metric("baton_prefill_prefix_replications_total{outcome=\"brought\"}").await?, 1.0);
     assert_eq!(second.metric("baton_prefill_prefix_replicated_bytes_total").await?, bytes as f64);
     for requests in ["baton_prefill_requests_total", "baton_prefill_prefix_fetches_total"] {
-        assert_eq!(second.metric(requests).await?, 0.0, "{requests}: nobody has asked it");
+        assert_eq!(second.metric(requests).await?, 0.0, "{requests}: no request has asked it");
     }
     for outcome in ["ordered", "done"] {
         let copies = format!("baton_conductor_prefix_replications_total{{outcome=\"{outcome}\"}}");
         assert_eq!(cluster.conductor.metric(&copies).await?, 1.0, "{outcome}");
     }
 
-    // What it serves is what the first one served, and it has nothing to bring.
+    // What it serves is what the first one served, and it has nothing to fetch.
     cluster.prefill.remove(0).kill().await?;
     cluster.wait_ready(2).await?;
     for (own, expected) in answers.iter().enumerate().take(3) {
@@ -341,7 +349,7 @@ async fn a_reader_that_computes_otherwise_gets_no_lease() -> anyhow::Result<()> 
         let refused = ask("another").await;
         assert_eq!(refused.code(), tonic::Code::InvalidArgument);
         assert!(refused.message().starts_with("kv_class: "), "{}", refused.message());
-        // One that says nothing is of the version before; the block is not there for anybody.
+        // One that says nothing is of the version before; the block is there for no reader.
         for alike in [info.kv_class.as_str(), ""] {
             assert_eq!(ask(alike).await.code(), tonic::Code::NotFound, "'{alike}'");
         }

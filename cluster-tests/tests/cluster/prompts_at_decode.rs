@@ -1,4 +1,4 @@
-//! Prompts that decode nodes compute: where no prefill node is left, and short ones.
+//! Prompts that decode nodes compute: all if no prefill node is left, else short ones.
 
 use std::time::{Duration, Instant};
 
@@ -71,17 +71,17 @@ async fn long_prompts(mut client: v1::inference_client::InferenceClient<tonic::t
     }
 }
 
-/// What became of short prompts, and of the streams beside them.
+/// What became of short prompts, and of the streams meanwhile.
 struct Served {
     ttfts: Vec<Duration>,
     tokens: Vec<Vec<u32>>,
-    /// The streams' longest tail.
+    /// The streams' longest tail of gaps.
     tail: Duration,
     /// Prompts that a decode node computed.
     at_decode: usize,
 }
 
-/// Short prompts beside three streams.
+/// Short prompts while three streams run.
 async fn short_prompts(cluster: &Cluster, round: u32, busy: bool) -> anyhow::Result<Served> {
     let mut background = JoinSet::new();
     if busy {
@@ -116,7 +116,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn short_prompts_are_computed_at_decode_nodes_where_they_may_be_with_the_same_tokens() -> anyhow::Result<()> {
+async fn short_prompts_are_computed_at_decode_nodes_if_they_may_be_with_the_same_tokens() -> anyhow::Result<()> {
     let model = model();
     let builder = || Cluster::model(&model).decode_flags(&["--decode-chunk-tokens", "32"]);
     let whole_way = builder().conductor_flags(&["--prompts-at-decode", "never"]).start().await?;
@@ -143,7 +143,8 @@ async fn short_prompts_are_computed_at_decode_nodes_where_they_may_be_with_the_s
             rounds * 6
         );
         assert!(at_decode > 0 || !busy, "a queue of long prompts is no place for a short one");
-        // Idle, it is no later: two clusters share two cores, and medians of single rounds differ by a quarter. Behind long prompts it is 0.06.
+        // Idle, it is no later: two clusters share two cores, and medians of single rounds differ
+        // by a quarter. Behind long prompts it is 0.06.
         let most = if busy { 0.5 } else { 1.25 };
         assert!(ratio <= most, "{ratio} of the whole way's");
         assert!(worst.as_secs_f64() * 1e3 <= TBT_MS, "the streams keep their objective: {worst:?}");

@@ -1,4 +1,5 @@
-//! A cluster goes from one version to the next, one process after the other, and clients do not notice.
+//! A cluster goes from one version to the next, one process after the other, and clients do not
+//! notice.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

@@ -172,7 +172,7 @@ async fn etcd_fifty_changes_under_load_are_each_in_force_everywhere_within_a_sec
     };
     tokio::time::timeout(IN_FORCE, follow).await.context("a node does not follow")??;
 
-    // What is in force is obeyed, everywhere: nobody takes a second request.
+    // What is in force is obeyed, everywhere: no node takes a second request.
     set(&mut operators[0], &[("max_requests", "1")]).await?;
     baton_runtime::sleep(IN_FORCE).await;
     stop.store(true, Ordering::Relaxed);

@@ -41,7 +41,8 @@ fn flags(folder: &Path, bytes: u64) -> Vec<String> {
     ["--ssd-folder", &folder, "--ssd-bytes", &bytes].map(str::to_owned).to_vec()
 }
 
-/// A cluster of a prefill node with a small arena; prompts of one token each need no decode node but one has to be there.
+/// A cluster of a prefill node with a small arena; prompts of one token each need no decode node
+/// but one has to be there.
 fn builder(model: &Path, ssd: Option<&Path>) -> baton_cluster_tests::Builder {
     let arena = ARENA_BLOCKS.to_string();
     let builder = Cluster::model(model).prefill_flags(&["--cache-blocks", &arena]);

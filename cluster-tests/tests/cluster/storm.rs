@@ -1,4 +1,5 @@
-//! Many requests at once, some abandoned, while nodes die: every one of them ends, and what is left is accounted for.
+//! Many requests at once, some abandoned, while nodes die: every one of them ends, and what is left
+//! is accounted for.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -135,7 +136,8 @@ async fn every_request_ends_while_nodes_die() -> anyhow::Result<()> {
     cluster.stop().await
 }
 
-/// A node that is stopped says nothing, and its connections stand. What it has goes on elsewhere long before they are closed.
+/// A node that is stopped says nothing, and its connections stand. What it has goes on elsewhere
+/// long before they are closed.
 #[tokio::test]
 async fn a_stopped_node_costs_a_pause() -> anyhow::Result<()> {
     let flags = ["--mock-base-us", "5000", "--mock-row-us", "500"];
@@ -147,7 +149,7 @@ async fn a_stopped_node_costs_a_pause() -> anyhow::Result<()> {
             let of_role = |name: &&str| name.starts_with(role);
             let mut busy =
                 nodes.iter().filter(|node| node.placed > 0).filter_map(|node| Some(&*node.info.as_ref()?.name));
-            let name = busy.find(of_role).context("nobody has the request")?;
+            let name = busy.find(of_role).context("no node has the request")?;
             let index: usize = name.rsplit('-').next().context("a number")?.parse()?;
             let node = if role == "decode" { &cluster.decode[index] } else { &cluster.prefill[index] };
             signal(node.pid(), "STOP");

@@ -1,4 +1,5 @@
-//! Answers have the form that was asked for, whoever draws them and whatever happens meanwhile.
+//! Answers have the form that was asked for, whichever node draws them and whatever happens
+//! meanwhile.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,8 @@ impl Random {
     }
 }
 
-/// A schema of some depth, with definitions. What it describes is short, so that a small model comes to its end.
+/// A schema of some depth, with definitions. What it describes is short, so that a small model
+/// comes to its end.
 fn schema(seed: u64) -> Value {
     let mut random = Random(seed.wrapping_mul(7919) + 1);
     let mut root = object(&mut random, 3);

@@ -40,9 +40,10 @@ async fn answers(cluster: &Cluster, asks: &[Ask], transport: &str) -> anyhow::Re
     Ok(answers)
 }
 
-/// Asks the same of a cluster that chooses and of one that is told `tcp`: shared memory is chosen, and it carries the same bytes.
+/// Asks the same of a cluster that chooses and of one that is told `tcp`: shared memory is chosen,
+/// and it carries the same bytes.
 async fn the_same_over_shm_and_tcp(builder: Builder, asks: &[Ask]) -> anyhow::Result<()> {
-    // Where a prompt is cut depends on times.
+    // How many tokens the partial prefill has depends on times.
     let builder = builder.conductor_flags(&["--partial-prefill", "false"]);
     let auto = builder.clone().start().await?;
     let over_shm = answers(&auto, asks, "shm").await?;
@@ -108,7 +109,7 @@ async fn a_models_tokens_do_not_depend_on_the_transport() -> anyhow::Result<()> 
 }
 
 #[tokio::test]
-async fn pairs_that_moved_nothing_are_not_listed_and_addresses_are() -> anyhow::Result<()> {
+async fn pairs_that_transferred_nothing_are_not_listed_and_addresses_are() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     assert_eq!(paths(&cluster, &["--json"]).await?.trim(), "[]");
     assert_eq!(

@@ -27,7 +27,8 @@ async fn json(arguments: &[&str]) -> anyhow::Result<Value> {
         .with_context(|| format!("{arguments:?}: {}", String::from_utf8_lossy(&output.stdout)))
 }
 
-/// Starts a cluster with these arguments on free ports. What it is: where its processes listen, once they do; `ready.json` in the folder has it, too.
+/// Starts a cluster with these arguments on free ports. What it is: where its processes listen,
+/// once they do; `ready.json` in the folder has it, too.
 pub async fn start(folder: &Path, arguments: &[&str]) -> anyhow::Result<(Child, Value)> {
     let ready_file = folder.join("ready.json");
     let ready_path = ready_file.display().to_string();
@@ -62,7 +63,8 @@ pub async fn stop(mut up: Child) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where a prompt would go is where it goes, what is cached is seen, and a refusal has its estimate.
+/// Where a prompt would go is where it goes, what is cached is seen, and a refusal has its
+/// estimate.
 async fn check_explanations(conductor: &str) -> anyhow::Result<()> {
     let prompt = "What is worth saying is worth saying twice. ".repeat(20);
     let explain = async |rest: &[&str]| {

@@ -9,7 +9,7 @@ use baton_types::NodeId;
 use crate::error::GenerateError;
 use crate::frontend::Frontend;
 
-/// Prefixes told where the caller does not say how many, and at most.
+/// Prefixes told if the caller does not say how many, and at most.
 const TOP: (u32, u32) = (10, 100);
 
 pub(super) fn status(frontend: &Frontend, top: u32) -> v1::CacheStatusResponse {
@@ -66,7 +66,8 @@ pub(super) async fn lookup(
     Ok(v1::CacheLookupResponse { prompt_tokens, matches })
 }
 
-/// Has one node, or with an empty name every node that has a session, clear its cache; names of those that were told to.
+/// Has one node, or with an empty name every node that has a session, clear its cache; names of
+/// those that were told to.
 pub(super) fn clear(frontend: &Frontend, name: &str) -> Result<v1::ClearCacheResponse, GenerateError> {
     let command = || v1::node_command::Command::ClearCache(v1::ClearCacheCommand {});
     if name.is_empty() {

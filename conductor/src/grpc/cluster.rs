@@ -14,7 +14,7 @@ use crate::frontend::{Frontend, MAX_CLIENT_ID_BYTES};
 use crate::nodes::NodeSessions;
 use crate::records::Found;
 
-/// Ids that are told where several begin alike, the latest ones.
+/// Ids that are told if several begin alike, the latest ones.
 const TOLD_IDS: usize = 8;
 /// How long one node may take for its check.
 const INTEGRITY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -65,7 +65,8 @@ impl v1::cluster_server::Cluster for ClusterService {
         &self,
         _: Request<v1::CheckClusterIntegrityRequest>,
     ) -> Result<Response<v1::CheckClusterIntegrityResponse>, Status> {
-        // A node that was drained has said goodbye: there is nobody to ask, and nothing wrong with that.
+        // A node that was drained has said goodbye: there is no node to ask, and nothing wrong with
+        // that.
         let asked = |node: &&ClusterNode| node.state() != NodeState::Drained;
         let infos: Vec<NodeInfo> = self.0.cluster().nodes().filter(asked).map(|node| node.info().clone()).collect();
         let mut nodes = Vec::with_capacity(infos.len());

@@ -1,4 +1,5 @@
-//! gRPC's standard health: of the server as a whole, whose service has no name, and of the one that clients call.
+//! gRPC's standard health: of the server as a whole, whose service has no name, and of the one that
+//! clients call.
 
 use std::pin::Pin;
 use std::sync::Arc;

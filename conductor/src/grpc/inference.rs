@@ -43,7 +43,8 @@ impl Stream for ResponseStream {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let Some(mut outgoing) = ready!(self.responses.poll_recv(cx)) else {
-            // Its client did not read for too long, or there is a bug. Without a status it would look like an answer.
+            // Its client did not read for too long, or there is a bug. Without a status it would
+            // look like an answer.
             let cut_off = || Err(baton_proto::status(ErrorKind::DeadlineExceeded, "the answer was cut off", None));
             return Poll::Ready((std::mem::take(&mut self.unfinished) > 0).then(cut_off));
         };

@@ -1,4 +1,5 @@
-//! Takes in the message of a call: within the budget and in time, and only if its lists are of a length that can be decoded.
+//! Takes in the message of a call, within the budget and in time, if its lists can be decoded at
+//! their length.
 
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ const PREFIX_BYTES: usize = 5;
 /// Memory of an entry of a list beside its bytes, at most.
 const ENTRY_BYTES: usize = 256;
 /// A message is there three times at once: as it came, as the decoder's copy, and decoded.
-const REPLICATIONS: usize = 3;
+const COPIES: usize = 3;
 
 /// How messages are taken in.
 #[derive(Debug)]
@@ -30,7 +31,8 @@ pub struct Intake {
     budget: Budget,
 }
 
-/// What a call's message has of the budget, an extension of the request; to be kept until the request was taken in.
+/// What a call's message has of the budget, an extension of the request; to be kept until the
+/// request was taken in.
 #[derive(Debug, Clone)]
 pub struct TakenIn {
     _reservation: Arc<Reservation>,
@@ -64,7 +66,7 @@ impl Intake {
             Some(([0, ..], _)) => return Err(status(ErrorKind::Invalid, "the call has not one whole message", None)),
             Some(_) | None => 0,
         };
-        let decoded = bytes.len() * (REPLICATIONS - 1) + entries * ENTRY_BYTES;
+        let decoded = bytes.len() * (COPIES - 1) + entries * ENTRY_BYTES;
         reservation.grow(decoded).map_err(|_| refused(&BodyError::NoRoom))?;
         Ok(reservation)
     }

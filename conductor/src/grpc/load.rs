@@ -12,15 +12,15 @@ use crate::tally::{AdmissionTally, Goodput, LastRefusal};
 
 pub(super) fn response(frontend: &Frontend) -> v1::ClusterLoadResponse {
     let now = frontend.clock.now();
-    let (prefill, decode, policy, holding) = {
+    let (prefill, decode, policy, queued_now) = {
         let cluster = frontend.cluster();
         let of = |role| cluster.nodes().filter(move |node| node.info().role == role);
         let prefill = of(NodeRole::Prefill).map(|node| prefill_load(&cluster, now, node)).collect();
         let decode = of(NodeRole::Decode).map(|node| decode_load(&cluster, now, node)).collect();
-        (prefill, decode, cluster.admission_policy(), cluster.requests_held() as u32)
+        (prefill, decode, cluster.admission_policy(), cluster.requests_queued() as u32)
     };
     let tally = frontend.tally.lock();
-    let admission = v1::AdmissionLoad { policy: policy.into(), holding, ..admission_load(now, &tally.admission) };
+    let admission = v1::AdmissionLoad { policy: policy.into(), queued_now, ..admission_load(now, &tally.admission) };
     v1::ClusterLoadResponse {
         prefill,
         decode,
@@ -64,7 +64,7 @@ fn admission_load(now: Instant, tally: &AdmissionTally) -> v1::AdmissionLoad {
     v1::AdmissionLoad {
         accepted: tally.accepted,
         refused: tally.refused,
-        held: tally.held,
+        queued: tally.queued,
         last_refusal: tally.last_refusal.as_ref().map(last_refusal),
         ..v1::AdmissionLoad::default()
     }

@@ -1,4 +1,5 @@
-//! Counts what a message holds before it is decoded: an empty message in a list takes two bytes on the wire and hundreds in memory.
+//! Counts what a message holds before it is decoded: an empty message in a list takes two bytes on
+//! the wire and hundreds in memory.
 
 use std::collections::HashMap;
 
@@ -26,7 +27,8 @@ pub enum WireError {
 #[derive(Debug)]
 pub struct Schema {
     types: Vec<MessageType>,
-    /// Type of what each method takes, by its path: `/package.Service/Method`. Those that take one message alone.
+    /// Type of what each method takes, by its path: `/package.Service/Method`. Those that take one
+    /// message alone.
     inputs: HashMap<String, usize>,
     /// Fields that are counted.
     counted: usize,

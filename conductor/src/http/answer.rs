@@ -21,7 +21,7 @@ use super::error::{self, HttpError, REQUEST_ID};
 use crate::budget::Reservation;
 use crate::frontend::{MAX_IDEMPOTENCY_KEY_BYTES, Outgoing, new_request_id};
 
-/// What the requests of a call bring, each with its number.
+/// What the requests of a call answer, each with its number.
 type Fetched = SelectAll<BoxStream<'static, (usize, Outgoing)>>;
 
 /// As the IETF's draft has it (draft-ietf-httpapi-idempotency-key-header).
@@ -29,11 +29,12 @@ const IDEMPOTENCY_KEY: &str = "idempotency-key";
 /// Longest one, bytes: what tells the requests of one call apart is added to it.
 const MAX_KEY_BYTES: usize = MAX_IDEMPOTENCY_KEY_BYTES - 8;
 
-/// Memory of an answer that is sent whole, at most so many times what it takes on the wire between processes: a log-probability takes 18 bytes there, 90
-/// here, and 80 more as JSON.
+/// Memory of an answer that is sent whole: at most so many times what it takes on the wire between
+/// processes. A log-probability takes 18 bytes there, 90 here, and 80 more as JSON.
 const KEPT_FACTOR: usize = 10;
 
-/// Serves a call, and tells its id: that of its first request. `taken_in` is what its body has of the budget.
+/// Serves a call, and tells its id: that of its first request. `taken_in` is what its body has of
+/// the budget.
 pub(super) async fn serve(shared: &Shared, headers: &HeaderMap, call: Call, taken_in: Reservation) -> Response {
     let id = new_request_id();
     let client_id = error::client_id(headers).unwrap_or_default();
@@ -119,7 +120,8 @@ fn kept_bytes(response: &v1::GenerateResponse) -> usize {
     }
 }
 
-/// The events of a stream. One that an error ends has the error as its last event: what ends without the API's own end is not whole.
+/// The events of a stream. One that an error ends has the error as its last event: what ends
+/// without the API's own end is not whole.
 fn events(
     brought: impl Stream<Item = (usize, Outgoing)> + Send + 'static,
     answer: Box<dyn Answer>,

@@ -27,7 +27,8 @@ const MAX_SHOWN_CHARS: usize = 64;
 /// What Anthropic's clients send, also with the paths that both APIs have.
 pub(super) const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
 
-/// A request that fails before its answer begins. It becomes a response without a body; [`finish`] knows in which form that is to be.
+/// A request that fails before its answer begins. It becomes a response without a body; [`finish`]
+/// knows in which form that is to be.
 #[derive(Debug, Clone)]
 pub(super) struct HttpError {
     pub(super) failure: Failure,
@@ -56,7 +57,8 @@ impl HttpError {
             GenerateError::TooLong(problem) => wrong("prompt", problem, Some("context_length_exceeded")),
             _ => Failure::new(status, error.told()),
         };
-        // Its client does not wait any longer, or more nodes may die of it; and it would be computed again.
+        // Its client does not wait any longer, or more nodes may die of it; and it would be
+        // computed again.
         let ends = |error: &RequestError| matches!(error, RequestError::TimedOut(_) | RequestError::NodesDied(_));
         let is_final =
             matches!(error, GenerateError::Request(error) if ends(error)) || error.kind() == ErrorKind::Conflict;

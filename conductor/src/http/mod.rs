@@ -1,4 +1,5 @@
-//! The APIs of OpenAI and Anthropic over HTTP. `baton_api` translates; this carries bodies in and answers out.
+//! The APIs of OpenAI and Anthropic over HTTP. `baton_api` translates; this carries bodies in and
+//! answers out.
 
 mod answer;
 mod error;
@@ -32,9 +33,11 @@ use crate::health::{self, Tells};
 
 /// Largest body taken, bytes: a prompt of the largest text taken, escaped.
 const MAX_BODY_BYTES: usize = 64 << 20;
-/// Bodies up to this many bytes are read on the spot: handing them to another thread would take longer.
+/// Bodies up to this many bytes are read on the spot: handing them to another thread would take
+/// longer.
 const READ_INLINE_BYTES: usize = 16 << 10;
-/// Memory of what is read of a body, at most so many times the body's: a token takes two bytes there and four here.
+/// Memory of what is read of a body, at most so many times the body's: a token takes two bytes
+/// there and four here.
 const READ_FACTOR: usize = 2;
 
 /// Objectives of a request, milliseconds.
@@ -46,7 +49,8 @@ const TIMEOUT_HEADER: &str = "x-baton-timeout-ms";
 struct Shared {
     frontend: Arc<Frontend>,
     budget: Budget,
-    /// Of answers that are kept until they are whole. Bodies, which cost nothing yet, do not end them.
+    /// Of answers that are kept until they are whole. Bodies, which cost nothing yet, do not end
+    /// them.
     answers: Budget,
 }
 
@@ -221,14 +225,15 @@ async fn detokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Val
     Ok(Json(json!({ "prompt": shared.decode(&request.tokens) })))
 }
 
-/// Reads a body, a long one not on the async threads. What it has of the budget is to be kept until the request was taken in.
+/// Reads a body, a long one not on the async threads. What it has of the budget is to be kept until
+/// the request was taken in.
 async fn read<T: DeserializeOwned + Send + 'static>(body: Body) -> Result<(T, Reservation), HttpError> {
     let Body { bytes, mut reservation } = body;
     reservation.grow(bytes.len() * READ_FACTOR).map_err(|_| BodyError::NoRoom)?;
     if bytes.len() <= READ_INLINE_BYTES {
         return Ok((baton_api::read(&bytes)?, reservation));
     }
-    // The reservation goes along: the work goes on where the client has gone away.
+    // The reservation goes along: the work goes on if the client has gone away.
     let reading = tokio::task::spawn_blocking(move || (baton_api::read(&bytes), reservation)).await;
     let (read, reservation) = reading.map_err(|error| {
         tracing::error!(%error, "reading a body failed");
@@ -237,7 +242,8 @@ async fn read<T: DeserializeOwned + Send + 'static>(body: Body) -> Result<(T, Re
     Ok((read?, reservation))
 }
 
-/// A request's own objectives, and for what it does not say the headers': a gateway sets those for all of its clients.
+/// A request's own objectives, and for what it does not say the headers': a gateway sets those for
+/// all of its clients.
 fn objectives(own: Objectives, headers: &HeaderMap) -> Result<Objectives, BadRequest> {
     let checked = |param: &str, millis: f64| match positive_millis(millis) {
         Ok(time) => Ok(Some(time.as_secs_f64() * 1e3)),

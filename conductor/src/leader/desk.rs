@@ -1,6 +1,8 @@
-//! The desk of this conductor: `baton_scheduler::Desk` decides where questions go, this takes them there and brings the answers.
+//! The desk of this conductor. `baton_scheduler::Desk` decides where questions go; this sends them
+//! there and delivers the answers.
 //!
-//! **Invariant**: every question, every entry and every change of the leader goes through one lock, and its effects are carried out under it.
+//! **Invariant**: every question, every entry and every change of the leader goes through one lock,
+//! and its effects are carried out under it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,11 +19,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::frontend::Frontend;
 
-/// Messages that may wait for the leader. One that is so far behind is left, and told everything anew.
+/// Messages that may wait for the leader. One that is so far behind is left, and told everything
+/// anew.
 pub const QUEUED_MESSAGES: usize = 4096;
 
-/// How long this conductor may be without a leader and still takes requests from who asks whether it is ready: half of the
-/// time that a question waits for one.
+/// How long this conductor may be without a leader and still says that it is ready. It is half of
+/// the time that a question waits for a leader.
 const LEADERLESS: Duration = Duration::from_secs(5);
 
 /// What was decided on an attempt.
@@ -31,7 +34,8 @@ pub type Grounds = baton_scheduler::Grounds<v1::ExplainResponse>;
 /// An answer.
 pub type Answer = baton_scheduler::Answer<v1::ExplainResponse>;
 
-/// What is said of the prefill and of the decode nodes, and of how many: `1 chosen, 3 not chosen, 2 left out: draining`.
+/// What is said of the prefill and of the decode nodes, and of how many: `1 chosen, 3 not chosen, 2
+/// left out: draining`.
 pub fn verdicts(grounds: &Grounds) -> (String, String) {
     match grounds {
         Grounds::Own(explanation) => (counted(explanation.prefill_verdicts()), counted(explanation.decode_verdicts())),
@@ -68,7 +72,7 @@ pub enum Asked {
     Later(oneshot::Receiver<Answer>),
 }
 
-/// Whether anybody leads.
+/// Whether a conductor leads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Led {
     NotYet,
@@ -79,7 +83,7 @@ enum Led {
 struct Inner {
     core: baton_scheduler::Desk<v1::ExplainResponse>,
     led: Led,
-    /// It was said that nobody leads.
+    /// It was logged that no conductor leads.
     said_leaderless: bool,
     /// The way to the leader.
     link: Option<(LinkId, mpsc::Sender<v1::FollowerMessage>)>,
@@ -102,7 +106,7 @@ pub struct Following {
 }
 
 impl Desk {
-    /// Of a conductor that leads nobody and follows nobody.
+    /// Of a conductor that neither leads nor follows.
     pub fn new(id: ConductorId) -> Self {
         let core = baton_scheduler::Desk::new(id);
         let (asked, streams) = (BTreeMap::new(), BTreeMap::new());
@@ -134,13 +138,13 @@ impl Desk {
         self.lock().core.latest()
     }
 
-    /// Whether anybody leads.
+    /// Whether a conductor leads.
     #[cfg(test)]
     pub fn has_leader(&self) -> bool {
         self.lock().core.has_leader()
     }
 
-    /// Whether anybody leads, or did a moment ago.
+    /// Whether a conductor leads, or did a moment ago.
     pub fn is_led(&self, now: Instant) -> bool {
         match self.lock().led {
             Led::NotYet => false,
@@ -269,7 +273,8 @@ impl Frontend {
 
 /// Who leads.
 impl Frontend {
-    /// This conductor leads from now on. What others have they declare; until `settle` has passed, nothing is placed without it.
+    /// This conductor leads from now on. What others have they declare; until `settle` has passed,
+    /// nothing is placed without it.
     pub fn lead(&self, term: u64, settle: Duration) {
         self.at_desk(|desk, now, cluster| {
             if desk.core.on_elected(now, term, settle, cluster, &mut random_u64) {
@@ -290,7 +295,8 @@ impl Frontend {
         tracing::info!(term, "this conductor leads: there is no etcd, so it is alone");
     }
 
-    /// Another conductor leads from now on. Gives what it is to be told, from the beginning, and what names the stream.
+    /// Another conductor leads from now on. Gives what it is to be told, from the beginning, and
+    /// what names the stream.
     pub fn follow(&self) -> (mpsc::Receiver<v1::FollowerMessage>, LinkId) {
         self.at_desk(|desk, now, cluster| {
             // All of these, and then what may be behind.
@@ -301,12 +307,13 @@ impl Frontend {
         })
     }
 
-    /// This conductor does not lead any more, and nobody is known to.
+    /// This conductor does not lead any more, and no other is known to.
     pub fn step_down(&self) {
         self.at_desk(|desk, now, cluster| desk.core.on_step_down(now, cluster));
     }
 
-    /// A node has heard of a leader of that term. If it is a later one than this conductor knows of, nobody leads here until it is found.
+    /// A node has heard of a leader of that term. If it is a later one than this conductor knows
+    /// of, it has no leader until that one is found.
     pub fn on_later_term(&self, term: u64) {
         match self.at_desk(|desk, now, cluster| desk.core.on_later_term(now, term, cluster)) {
             LaterTerm::Known => {}
@@ -349,8 +356,8 @@ impl Frontend {
 
 /// What other conductors ask and say.
 impl Frontend {
-    /// Another conductor follows, which has heard of leaders up to a term. `None` if this one does not lead, or not in such a
-    /// late one.
+    /// Another conductor follows, which has heard of leaders up to a term. `None` if this one does
+    /// not lead, or not in such a late one.
     pub fn on_follower(&self, who: (ConductorId, u64), attempts: &[Declared]) -> Option<Following> {
         self.at_desk(|desk, now, cluster| {
             let of = desk.core.on_follower(now, who, attempts, cluster)?;

@@ -44,7 +44,8 @@ impl From<Status> for LinkError {
     }
 }
 
-/// Follows the leader at an address until the stream ends. What requests ask goes there, from the moment that it is reached.
+/// Follows the leader at an address until the stream ends. What requests ask goes there, from the
+/// moment that it is reached.
 pub async fn follow(frontend: &Frontend, address: &str) -> Result<(), LinkError> {
     let silent = || LinkError::Silent(address.to_owned());
     let unreachable = |error: &dyn std::error::Error| LinkError::Unreachable {

@@ -1,4 +1,5 @@
-//! One conductor places the requests of all: the one that leads. `desk.rs`: where questions go; `link.rs`: to the leader; `service.rs`: from those who follow.
+//! One conductor places the requests of all: the one that leads. `desk.rs`: where questions go;
+//! `link.rs`: to the leader; `service.rs`: from those who follow.
 
 mod desk;
 mod link;
@@ -22,7 +23,8 @@ pub use service::LeaderService;
 use crate::config::Settings;
 use crate::frontend::Frontend;
 
-/// How long a new leader waits for what the others have: their streams are there within a round trip of their knowing of it.
+/// How long a new leader waits for what the others have: their streams are there within a round
+/// trip of their knowing of it.
 const SETTLE: Duration = Duration::from_millis(250);
 /// How often this conductor looks whether it reaches nodes.
 const LOOK: Duration = Duration::from_millis(100);

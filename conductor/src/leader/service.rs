@@ -70,7 +70,7 @@ impl Follower {
         let frontend = Arc::clone(&self.frontend);
         tokio::select! {
             ended = self.relay(&mut messages, &answers) => if let Err(status) = ended {
-                // If it is gone, nobody reads it.
+                // If the follower is gone, it is not read.
                 let _ = answers.send(Err(status)).await;
             },
             () = self.following.over.cancelled() => {}

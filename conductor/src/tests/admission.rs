@@ -1,4 +1,4 @@
-//! What is taken in, held and refused.
+//! What is taken in, queued at admission and refused.
 
 use baton_proto::{RETRY_AFTER_METADATA, v1};
 use tonic::{Code, Status};
@@ -22,8 +22,8 @@ fn within(ttft_ms: f64) -> v1::GenerateRequest {
     v1::GenerateRequest { slo: Some(slo), ..request("second", 2) }
 }
 
-async fn until_held(w: &World) {
-    until("it is held", || (w.frontend.cluster().requests_held() == 1).then_some(())).await;
+async fn until_queued(w: &World) {
+    until("it is queued", || (w.frontend.cluster().requests_queued() == 1).then_some(())).await;
 }
 
 fn is_overloaded(status: &Status) -> bool {
@@ -51,10 +51,10 @@ pub async fn full_cluster_refuses_what_has_no_objective() {
     w.ends().await;
 }
 
-pub async fn held_request_is_placed_once_there_is_room() {
+pub async fn queued_request_is_placed_once_there_is_room() {
     let (mut w, mut answer, job) = full().await;
     let held = w.ask(within(5000.0));
-    until_held(&w).await;
+    until_queued(&w).await;
     w.pass_ms(1000).await;
     w.node("d0").last_token(job.key, 1, 'b');
     answer.end().await.unwrap();
@@ -69,12 +69,12 @@ pub async fn held_request_is_placed_once_there_is_room() {
     w.ends().await;
 }
 
-pub async fn held_request_is_refused_at_its_deadline() {
+pub async fn queued_request_is_refused_at_its_deadline() {
     let (mut w, mut answer, job) = full().await;
     let held = w.ask(within(5000.0));
-    until_held(&w).await;
+    until_queued(&w).await;
     w.pass_ms(4500).await;
-    assert_eq!(w.frontend.cluster().requests_held(), 1);
+    assert_eq!(w.frontend.cluster().requests_queued(), 1);
     w.pass_ms(500).await;
     let status = soon(held).await.unwrap().err().unwrap();
     assert!(is_overloaded(&status), "{status}");

@@ -8,15 +8,15 @@ use super::node::{Job, decoded};
 use super::world::{World, settings, soon, until};
 use crate::config::Settings;
 
-pub async fn client_that_leaves_while_held_is_forgotten() {
+pub async fn client_that_leaves_while_queued_is_forgotten() {
     let mut w = World::with(&["p0"]).await;
     w.join("d0", |info| (info.profile.max_running, info.profile.max_waiting) = (1, 0)).await;
     let answer = w.generate(request("first", 2)).await;
     let slo = v1::ServiceLevelObjectives { ttft_ms: Some(5000.0), tbt_ms: None };
     let held = w.ask(v1::GenerateRequest { slo: Some(slo), ..request("second", 2) });
-    until("it is held", || (w.frontend.cluster().requests_held() == 1).then_some(())).await;
+    until("it is queued", || (w.frontend.cluster().requests_queued() == 1).then_some(())).await;
     held.abort();
-    until("it is forgotten", || (w.frontend.cluster().requests_held() == 0).then_some(())).await;
+    until("it is forgotten", || (w.frontend.cluster().requests_queued() == 0).then_some(())).await;
     drop(answer);
     w.ends().await;
 }

@@ -149,13 +149,14 @@ pub async fn message_that_cannot_be_read_is_skipped() {
     w.node("p0").say(Said::Welcome(v1::Welcome::default()));
     w.node("p0").computes(job.key, 'a');
     // What one of them says keeps none of the others from being heard.
-    let whose = v1::RequestKey { request_id: "nobody's".into(), attempt: 0 };
+    let whose = v1::RequestKey { request_id: "unknown".into(), attempt: 0 };
     let unreadable = v1::DecodeEvent { key: Some(whose), event: None };
     let token = |index, token| v1::DecodeEvent::from_domain(job.key, &decoded(index, token, None));
     let events = vec![token(1, 'b'), unreadable, token(2, 'c')];
     w.node("d0").say(Said::Decode(v1::DecodeEvents { events }));
     answer.reads("abc").await;
-    // What is said of a request and cannot be read fails it: it cannot go on as if nothing had been said.
+    // What is said of a request and cannot be read fails it: it cannot go on as if nothing had been
+    // said.
     let unreadable = v1::DecodeEvent { key: Some(job.key.into()), event: None };
     w.node("d0").say(Said::Decode(v1::DecodeEvents { events: vec![unreadable] }));
     assert_eq!(answer.end().await.unwrap_err().code(), Code::Internal);

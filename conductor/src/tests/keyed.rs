@@ -96,7 +96,7 @@ pub async fn answer_is_kept_for_a_while_after_its_reader_left() {
     w.ends().await;
 }
 
-pub async fn request_that_nobody_reads_is_ended() {
+pub async fn request_that_no_client_reads_is_ended() {
     let (mut w, first, job) = begun(9).await;
     w.report().await;
     drop(first);
@@ -114,24 +114,25 @@ pub async fn request_whose_first_try_failed_is_served_anew() {
     assert_eq!(status.code(), Code::Unavailable);
     w.join("p0", |_| {}).await;
     w.join("d0", |info| (info.profile.max_running, info.profile.max_waiting) = (1, 0)).await;
-    // The first one waits for room, and its client leaves meanwhile: the second one is placed in its stead.
+    // The first one waits for room, and its client leaves meanwhile: the second one is placed in
+    // its stead.
     let running = w.generate(request("first", 2)).await;
     let job = w.job().await;
     let slo = v1::ServiceLevelObjectives { ttft_ms: Some(5000.0), tbt_ms: None };
     let held = v1::GenerateRequest { slo: Some(slo), ..keyed(2) };
     let first = w.ask(held.clone());
-    until("it is held", || (w.frontend.cluster().requests_held() == 1).then_some(())).await;
+    until("it is queued", || (w.frontend.cluster().requests_queued() == 1).then_some(())).await;
     let second = w.ask(held);
     w.report().await;
-    assert_eq!(w.frontend.cluster().requests_held(), 1, "one is held for both");
+    assert_eq!(w.frontend.cluster().requests_queued(), 1, "one is queued for both");
     first.abort();
-    until("the second one is held", || (w.frontend.cluster().requests_held() == 1).then_some(())).await;
+    until("the second one is queued", || (w.frontend.cluster().requests_queued() == 1).then_some(())).await;
     w.node("p0").computes(job.key, 'a');
     w.node("d0").last_token(job.key, 1, 'b');
     w.pass_ms(500).await;
     let job = w.job().await;
     drop(running);
-    // Failed where it cannot be placed again: whoever asks again is served anew.
+    // Failed so that it cannot be placed again: a client that asks again is served anew.
     let mut second = soon(second).await.unwrap().unwrap();
     w.node("p0").failed(job.key, baton_types::ErrorKind::Invalid);
     assert_eq!(second.end().await.unwrap_err().code(), Code::InvalidArgument);

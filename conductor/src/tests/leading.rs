@@ -70,7 +70,7 @@ pub async fn refusal_of_the_leader_is_the_clients() {
     leader.until_state("d0", "lost").await;
     let status = w.refusal(request("hi", 2)).await;
     assert!(status.code() == Code::Unavailable && status.message().contains("decode"), "{status}");
-    assert_eq!((leader.placed(), leader.frontend.cluster().requests_held()), (0, 0));
+    assert_eq!((leader.placed(), leader.frontend.cluster().requests_queued()), (0, 0));
 }
 
 pub async fn follower_explains_by_the_books_of_the_leader() {
@@ -152,11 +152,11 @@ pub async fn request_outlives_its_leader() {
     w.node("p0").computes(job.key, 'a');
     first.reads("a").await;
     link.abort();
-    until("nobody leads", || (!w.frontend.desk.has_leader()).then_some(())).await;
+    until("no conductor leads", || (!w.frontend.desk.has_leader()).then_some(())).await;
     let second = w.ask(request("ho", 2));
     w.node("d0").token(job.key, 1, 'b');
     first.reads("ab").await;
-    assert!(!w.has_job().await, "nobody places");
+    assert!(!w.has_job().await, "no conductor places");
 
     w.frontend.lead(2, SETTLE);
     assert_eq!(w.placed(), 1, "what it had");
@@ -181,7 +181,7 @@ pub async fn new_leader_knows_what_others_have() {
     link.abort();
     leader.frontend.step_down();
     assert_eq!(leader.placed(), 0, "the books of a reign end with it");
-    until("nobody leads", || (!w.frontend.desk.has_leader()).then_some(())).await;
+    until("no conductor leads", || (!w.frontend.desk.has_leader()).then_some(())).await;
     leader.frontend.lead(3, SETTLE);
     let waits = w.ask(request("ho", 2));
     let _link = w.follows(&leader).await;
@@ -203,7 +203,7 @@ pub async fn new_leader_knows_what_others_have() {
     leader.until_placed(0).await;
 }
 
-pub async fn request_is_refused_once_nobody_has_led_for_ten_seconds() {
+pub async fn request_is_refused_after_ten_seconds_without_a_leader() {
     let mut w = World::with(&["p0", "d0"]).await;
     w.frontend.step_down();
     let asked = w.ask(request("hi", 2));
@@ -265,7 +265,7 @@ pub async fn leader_that_another_has_followed_steps_down() {
     w.node("p0").say(Event::LeaderTerm(9));
     w.node("p0").failed(job.key, ErrorKind::Unavailable);
     until("it does not lead", || (!w.frontend.desk.leads()).then_some(())).await;
-    assert!(!w.has_job().await && w.placed() == 0, "nobody places");
+    assert!(!w.has_job().await && w.placed() == 0, "no conductor places");
     w.frontend.lead(10, Duration::ZERO);
     let again = w.job().await;
     assert_eq!((job.wire.term, again.wire.term), (1, 10));

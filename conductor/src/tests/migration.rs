@@ -55,7 +55,7 @@ pub async fn node_that_refuses_a_sequence_leaves_it_where_it_is() {
         w.node(&first.decode()).token(first.key, index, token);
     }
     answer.reads("abcd").await;
-    // Nobody else is there; what is offered too early or too late is not taken either.
+    // No other node is there; what is offered too early or too late is not migrated either.
     w.node(&first.decode()).offer(first.key, 4);
     w.node(&first.decode()).offer(first.key, 3);
     w.report().await;
@@ -104,7 +104,8 @@ pub async fn refused_grant_is_reselected() {
     w.node(&second).last_token(job.key, 1, 'b');
     assert_eq!(answer.end().await.unwrap().decode_node, second);
 
-    // If the node that refused is gone meanwhile, and no other has room, the request is placed again.
+    // If the node that refused is gone meanwhile, and no other has room, the request is placed
+    // again.
     let mut answer = w.generate(request("hi", 2)).await;
     let job = w.job().await;
     for node in ["d0", "d1"] {

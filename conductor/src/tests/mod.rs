@@ -1,6 +1,8 @@
-//! The conductor in one process: its server on loopback ports, fake nodes, clients, and a clock that the tests move.
+//! The conductor in one process: its server on loopback ports, fake nodes, clients, and a clock
+//! that the tests move.
 //!
-//! Each story is a test of its own, and all of them together reach every effect that the shell carries out.
+//! Each story is a test of its own, and all of them together reach every effect that the shell
+//! carries out.
 
 mod admission;
 mod client;
@@ -53,7 +55,7 @@ stories! {
         prefill_node_dies_and_another_computes_the_prompt,
         silent_node_is_suspected_after_two_seconds_and_lost_after_ten,
         silent_node_gives_its_request_up_once_another_node_is_there,
-        silent_node_that_nobody_replaces_keeps_its_request_until_it_is_lost,
+        silent_node_without_a_replacement_keeps_its_request_until_it_is_lost,
         request_ends_if_two_nodes_die_with_it,
         stalled_engine_gives_its_request_up_once_another_node_is_there,
         node_that_starts_again_takes_over_from_its_earlier_start,
@@ -79,20 +81,20 @@ stories! {
     admission:
         request_without_a_ready_node_is_refused_at_once,
         full_cluster_refuses_what_has_no_objective,
-        held_request_is_placed_once_there_is_room,
-        held_request_is_refused_at_its_deadline,
+        queued_request_is_placed_once_there_is_room,
+        queued_request_is_refused_at_its_deadline,
         conductor_takes_so_many_requests_at_once;
     keyed:
         request_that_is_asked_for_again_gets_the_same_answer,
         request_goes_on_for_a_client_that_waits_longer_than_the_first,
         key_of_another_request_is_refused,
         answer_is_kept_for_a_while_after_its_reader_left,
-        request_that_nobody_reads_is_ended,
+        request_that_no_client_reads_is_ended,
         request_whose_first_try_failed_is_served_anew,
         request_over_http_is_asked_for_again,
         seed_follows_from_the_key;
     clients:
-        client_that_leaves_while_held_is_forgotten,
+        client_that_leaves_while_queued_is_forgotten,
         client_that_leaves_has_both_nodes_forget_its_request,
         client_that_leaves_over_http_has_both_nodes_forget_its_request,
         client_that_leaves_during_recovery_is_forgotten,
@@ -116,7 +118,7 @@ stories! {
         node_that_left_since_it_was_chosen_is_replaced,
         request_outlives_its_leader,
         new_leader_knows_what_others_have,
-        request_is_refused_once_nobody_has_led_for_ten_seconds,
+        request_is_refused_after_ten_seconds_without_a_leader,
         what_a_conductor_had_is_given_back_if_it_stays_away,
         conductor_that_does_not_lead_says_so,
         conductor_that_has_long_had_no_leader_is_not_ready,
@@ -131,7 +133,7 @@ stories! {
         health_and_metrics_are_told;
     shutdown:
         conductor_is_not_ready_then_drains_then_is_down,
-        held_request_is_sent_away_when_the_drain_begins,
+        queued_request_is_sent_away_when_the_drain_begins,
         failed_task_takes_the_conductor_down,
         second_signal_ends_what_is_left,
         grace_period_ends_what_is_left;

@@ -190,7 +190,8 @@ impl FakeNode {
         self.say(Event::Offer(v1::SequenceOffer { key: Some(key.into()), output_tokens }));
     }
 
-    /// Takes the first command that it got for which `wanted` gives something; `None` if there is none so far.
+    /// Takes the first command that it got for which `wanted` gives something; `None` if there is
+    /// none so far.
     pub fn heard<T>(&mut self, mut wanted: impl FnMut(&Command) -> Option<T>) -> Option<T> {
         if let Some(session) = &mut self.session {
             while let Ok(command) = session.commands.try_recv() {

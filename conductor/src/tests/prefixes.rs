@@ -84,7 +84,7 @@ pub async fn hot_prefix_is_replicated_and_an_overdue_replication_given_up() {
         answer.end().await.unwrap();
         w.pass_ms(1000).await;
     }
-    let ordered = w.node("p1").hears("a copy", copy).await;
+    let ordered = w.node("p1").hears("a replication", copy).await;
     let source = ordered.source.clone().unwrap();
     assert_eq!((source.node.as_str(), source.tokens, ordered.block_hashes.len()), ("p0", 160, 160));
     let key = baton_proto::key(ordered.key.clone()).unwrap();
@@ -92,7 +92,7 @@ pub async fn hot_prefix_is_replicated_and_an_overdue_replication_given_up() {
     w.node("p1").prefill(key, &PrefillEvent::Replicated(failure()));
     // Another one answers in a minute, or not at all.
     w.pass(Duration::from_secs(16)).await;
-    let again = w.node("p1").hears("the next copy", copy).await;
+    let again = w.node("p1").hears("the next replication", copy).await;
     assert_ne!(again.key, ordered.key);
     w.pass(Duration::from_secs(61)).await;
     w.node("p1").hears_abort(baton_proto::key(again.key).unwrap()).await;

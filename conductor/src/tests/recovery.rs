@@ -103,7 +103,7 @@ pub async fn silent_node_is_suspected_after_two_seconds_and_lost_after_ten() {
     w.ends().await;
 }
 
-pub async fn silent_node_that_nobody_replaces_keeps_its_request_until_it_is_lost() {
+pub async fn silent_node_without_a_replacement_keeps_its_request_until_it_is_lost() {
     let mut w = World::with(&["p0", "d0"]).await;
     let (mut answer, job) = decoding(&mut w, 3).await;
     w.report().await;
@@ -128,7 +128,7 @@ pub async fn silent_node_gives_its_request_up_once_another_node_is_there() {
     w.report().await;
     w.node("d0").is_silent = true;
     w.pass_ms(3000).await;
-    assert!(w.state("d0") == "suspect" && !w.has_job().await, "nobody else could go on with it");
+    assert!(w.state("d0") == "suspect" && !w.has_job().await, "no other node could go on with it");
     w.join("d1", |_| {}).await;
     w.pass_ms(250).await;
     let second = w.job().await;
@@ -199,7 +199,7 @@ pub async fn stalled_engine_gives_its_request_up_once_another_node_is_there() {
     let (mut answer, first) = decoding(&mut w, 4).await;
     w.node("d0").load.stalled = true;
     w.pass_ms(500).await;
-    assert!(w.state("d0") == "suspect" && !w.has_job().await, "nobody else could go on with it");
+    assert!(w.state("d0") == "suspect" && !w.has_job().await, "no other node could go on with it");
     w.join("d1", |_| {}).await;
     w.report().await;
     let second = w.job().await;
@@ -226,7 +226,8 @@ pub async fn node_that_starts_again_takes_over_from_its_earlier_start() {
     w.node("d0").last_token(second.key, 3, 'd');
     answer.end().await.unwrap();
 
-    // The same start registers every two seconds, and an earlier one is another process of that name.
+    // The same start registers every two seconds, and an earlier one is another process of that
+    // name.
     let info = w.node("d0").info.clone();
     assert_eq!(w.register(&info).await.unwrap().interval_ms, 2000);
     let earlier = NodeInfo { generation: Generation(1), ..info };

@@ -1,4 +1,5 @@
-//! What the conductor carried out on this thread. A test has one thread, and so has everything that it starts.
+//! What the conductor carried out on this thread. A test has one thread, and so has everything that
+//! it starts.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

@@ -72,16 +72,16 @@ pub async fn second_signal_ends_what_is_left() {
     w.down().await.unwrap();
 }
 
-pub async fn held_request_is_sent_away_when_the_drain_begins() {
+pub async fn queued_request_is_sent_away_when_the_drain_begins() {
     let (mut w, mut answer, job) = serving().await;
     let other = w.generate(request("hi", 2)).await;
     let slo = v1::ServiceLevelObjectives { ttft_ms: Some(60_000.0), tbt_ms: None };
     let held = w.ask(v1::GenerateRequest { slo: Some(slo), ..request("hi", 2) });
-    until("it is held", || (w.frontend.cluster().requests_held() == 1).then_some(())).await;
+    until("it is queued", || (w.frontend.cluster().requests_queued() == 1).then_some(())).await;
     w.signal();
     until_phase(&w, Phase::NotReady).await;
     w.pass_ms(4950).await;
-    assert_eq!(w.frontend.cluster().requests_held(), 1);
+    assert_eq!(w.frontend.cluster().requests_queued(), 1);
     w.pass_ms(300).await;
     let status = soon(held).await.unwrap().err().unwrap();
     assert_eq!((status.code(), status.message()), (Code::Unavailable, "this conductor is going down"));

@@ -1,7 +1,8 @@
 //! A conductor in this process, fake nodes around it, its clients, and a clock that the test moves.
 //!
-//! Everything runs on one thread. So once the clock has moved, the tasks that it woke have had their turn after a few
-//! rounds, and nothing waits for the machine's time. What comes over a socket is waited for, as a condition.
+//! Everything runs on one thread. So once the clock has moved, the tasks that it woke have run
+//! after a few rounds. Nothing waits for the machine's time. What comes over a socket is waited
+//! for, as a condition.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +25,8 @@ use crate::metrics::{METRICS, Metrics};
 use crate::ports::Addresses;
 use crate::server::Server;
 
-/// What has not come by then does not come: of the machine's time, and far more than anything takes.
+/// What has not come by then does not come: of the machine's time, and far more than anything
+/// takes.
 const LIMIT: Duration = Duration::from_secs(30);
 /// So far the clock moves at once. Everything that the conductor waits for is a multiple of it.
 const STEP: Duration = Duration::from_millis(50);
@@ -192,7 +194,8 @@ impl World {
     /// Whether any node has got a job.
     pub async fn has_job(&mut self) -> bool {
         settle().await;
-        // A command comes after those before it, and a second greeting is no command of the conductor's.
+        // A command comes after those before it, and a second greeting is no command of the
+        // conductor's.
         let mark = Command::Hello(v1::Hello::default());
         for node in self.nodes.values_mut().filter(|node| node.has_session()) {
             if self.frontend.nodes.send(&node.info.node, mark.clone()) {
@@ -287,7 +290,7 @@ impl World {
     pub async fn ends(&mut self) {
         until("all requests are over", || self.frontend.live.is_empty().then_some(())).await;
         let cluster = self.frontend.cluster();
-        assert_eq!((cluster.placed(), cluster.requests_held()), (0, 0), "charges are left");
+        assert_eq!((cluster.placed(), cluster.requests_queued()), (0, 0), "charges are left");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Answers: what requests bring, put together as an API wants it.
+//! Answers: outputs of requests, put together as an API wants them.
 
 use baton_proto::v1;
 
@@ -35,7 +35,8 @@ impl Chunk {
 
 /// Puts the answer to a [`Call`] together.
 pub trait Answer: Send {
-    /// Takes in what request number `index` of the call brought; the events that a stream sends for it.
+    /// Takes in an output of request number `index` of the call; returns the events that a stream
+    /// sends for it.
     fn take(&mut self, index: usize, response: v1::GenerateResponse) -> Vec<Chunk>;
     /// What a stream sends once all of its requests have ended.
     fn last(&mut self) -> Vec<Chunk>;

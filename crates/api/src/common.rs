@@ -118,7 +118,8 @@ macro_rules! generation_request {
         }
 
         impl $name {
-            /// The parameters of sampling, without what the API says of length and log-probabilities.
+            /// The parameters of sampling, without what the API says of length and
+            /// log-probabilities.
             fn sampling(&self) -> Result<baton_proto::v1::SamplingParameters, $crate::BadRequest> {
                 Ok(baton_proto::v1::SamplingParameters {
                     // OpenAI's default, which is not ours.

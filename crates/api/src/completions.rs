@@ -143,7 +143,8 @@ impl CompletionRequest {
             return Err(BadRequest::new("suffix", "is not served here"));
         }
         let max_tokens = self.max_tokens.unwrap_or(16);
-        // The prompt's own log-probabilities are all that is wanted then, and a token has to be drawn for them.
+        // The prompt's own log-probabilities are all that is wanted then, and a token has to be
+        // drawn for them.
         let is_scoring = max_tokens == 0 && self.echo;
         let sampling = v1::SamplingParameters {
             max_tokens: Some(if is_scoring { 1 } else { max_tokens }),

@@ -1,9 +1,12 @@
-//! HTTP APIs as thin translations: a body becomes requests of the one type that the conductor serves, and what they bring becomes the API's own JSON.
+//! HTTP APIs as thin translations. A body becomes requests of the one type that the conductor
+//! serves, and their outputs become the API's own JSON.
 //!
-//! A [`Call`] is what one body asks for. Every field of the official API is declared: it is honoured, ignored on purpose because it says nothing
-//! here, or refused by name. What is not declared is refused by name, too: a field that does nothing would be a lie.
+//! A [`Call`] is what one body asks for. Every field of the official API is declared: it is
+//! honoured, ignored on purpose because it says nothing here, or refused by name. What is not
+//! declared is refused by name, too: a field that does nothing would be a lie.
 //!
-//! **Invariant**: a body is never buffered as a tree of values: a field that is wrong, or one too many, ends the reading there.
+//! **Invariant**: a body is never buffered as a tree of values: a field that is wrong, or one too
+//! many, ends the reading there.
 //!
 //! No clock, no network, no tokenizer.
 

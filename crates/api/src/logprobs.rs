@@ -1,4 +1,5 @@
-//! Log-probabilities of tokens, as the APIs write them. What is kept are the wire's own: trees of JSON would take 9 KB a token.
+//! Log-probabilities of tokens, as the APIs write them. What is kept are the wire's own: trees of
+//! JSON would take 9 KB a token.
 
 use std::collections::HashSet;
 
@@ -108,8 +109,8 @@ impl<I: Iterator<Item: Serialize> + Clone> Serialize for List<I> {
     }
 }
 
-/// An object of the alternatives at one position, and of the token that was taken. The best of those that have one text has the text for its
-/// key, the others their ids as vLLM spells them.
+/// An object of the alternatives at one position, and of the token that was taken. The best of
+/// those that have one text has the text for its key, the others their ids as vLLM spells them.
 struct Alternatives<'a> {
     scored: &'a Scored,
     own: f32,

@@ -1,4 +1,5 @@
-//! Anthropic's `/v1/messages`, and the counting of its tokens. Images, documents and tools of the server's are refused by name.
+//! Anthropic's `/v1/messages`, and the counting of its tokens. Images, documents and tools of the
+//! server's are refused by name.
 
 mod answer;
 mod blocks;

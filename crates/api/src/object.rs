@@ -1,4 +1,5 @@
-//! Objects of a body. Lists are not taken for them, as serde would do. A field that is not known ends the reading, unless it is null.
+//! Objects of a body. Lists are not taken for them, as serde would do. A field that is not known
+//! ends the reading, unless it is null.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,8 +9,8 @@ use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, I
 
 use crate::field::cut;
 
-/// Declares objects. One with a field that is renamed to [`STRAY`] takes fields that are not known, so that its kind
-/// can be refused first; the reading of others ends there.
+/// Declares objects. One with a field renamed to [`STRAY`] takes unknown fields, so that its kind
+/// can be refused first. Reading of others ends at an unknown field.
 macro_rules! objects {
     ($($(#[$meta:meta])* $vis:vis struct $name:ident { $($body:tt)* })*) => {$(
         $(#[$meta])*
@@ -42,7 +43,8 @@ pub(crate) trait Shape {
     const SHAPE: &'static str;
 }
 
-/// The name of the field that gets a [`Stray`]: what a client gives by that name is not known either.
+/// The name of the field that gets a [`Stray`]: what a client gives by that name is not known
+/// either.
 pub(crate) const STRAY: &str = "?";
 
 /// The first field that is not known, if there is one.

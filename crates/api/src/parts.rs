@@ -1,4 +1,5 @@
-//! The parts of an answer, in the order in which they come: what the newer APIs call blocks or items.
+//! The parts of an answer, in the order in which they come: what the newer APIs call blocks or
+//! items.
 
 use baton_proto::v1::{self, TokenLogprobs};
 

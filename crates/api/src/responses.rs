@@ -1,4 +1,5 @@
-//! OpenAI's `/v1/responses`. Nothing is stored, so what refers to a stored thing is refused by name, and so are tools of the server's.
+//! OpenAI's `/v1/responses`. Nothing is stored, so what refers to a stored thing is refused by
+//! name, and so are tools of the server's.
 
 mod answer;
 mod echo;
@@ -228,7 +229,8 @@ impl ResponsesRequest {
         if let Some(other) = self.truncation.as_ref().filter(|truncation| *truncation != "disabled") {
             return Err(BadRequest::kind("truncation", other, "disabled"));
         }
-        // Clients that do not store ask for the encrypted form of reasoning; here its items have the text.
+        // Clients that do not store ask for the encrypted form of reasoning; here its items have
+        // the text.
         let served = |include: &&String| include.as_str() != LOGPROBS && *include != "reasoning.encrypted_content";
         if let Some(other) = self.include.0.iter().find(served) {
             return Err(BadRequest::kind("include", other, LOGPROBS));

@@ -16,60 +16,64 @@ use crate::{BenchError, engine};
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Move blocks between the memory of two processes, as fast as it goes
+    /// Measure how fast blocks move between the memory of two processes
     Transfer(TransferArgs),
-    /// Open many streams at once through a running conductor, and measure by how much it unsettles their tokens
+    /// Measure how much a conductor delays the tokens of many streams at once
     Relay(RelayArgs),
-    /// Play a trace of requests against a running cluster, each at its time, and print the figures that baton simulate prints
+    /// Play a trace against a running cluster, and print the figures of baton simulate
     Replay(Box<ReplayArgs>),
-    /// Send requests to any server, each at its time, and say what people would have got: TTFT, TBT, goodput. OpenAI's HTTP (Baton, llama-server, vllm serve) or Baton's gRPC
+    /// Send requests to any server at set times, and measure TTFT, TBT and goodput. Speaks OpenAI's
+    /// HTTP (Baton, llama-server, vllm serve) or Baton's gRPC
     Serve(Box<ServeArgs>),
-    /// Put the conductor's prefix index under a trace, on one core: lookups, events and memory. Needs no cluster
+    /// Measure the prefix index under a trace on one core: lookups, events, memory. Needs no
+    /// cluster
     Index(IndexArgs),
-    /// Compute prompts and tokens of a model on this machine's CPU. Needs no cluster
+    /// Measure prefill and decode of a model on this machine's CPU. Needs no cluster
     Engine(EngineArgs),
 }
 
 /// Of `baton bench transfer`. Sizes are bytes, or have a suffix: KiB, MiB, GiB.
 #[derive(Debug, Args)]
 pub struct TransferArgs {
-    /// What carries the blocks
+    /// Carry the blocks by tcp, shm, rdma or auto
     #[arg(long, value_enum, default_value_t = Carrier::Tcp, value_name = "TRANSPORT", hide_possible_values = true, value_parser = parse_transport)]
     pub transport: Carrier,
-    /// Instead of the engine: copy-loop (blocking write and read on one connection) or memcpy (one thread, one process)
+    /// Measure instead: copy-loop (blocking write and read, one connection) or memcpy (one thread,
+    /// one process)
     #[arg(long, value_name = "BASELINE", conflicts_with = "transport", value_parser = parse_baseline)]
     pub baseline: Option<Carrier>,
     /// Push to the target, or pull from it
     #[arg(long, value_enum, default_value_t = Op::Write)]
     pub op: Op,
-    /// Size of a block
+    /// Use blocks of this size, in bytes or with KiB, MiB, GiB
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_size)]
     pub block_bytes: u64,
-    /// Blocks of a batch [default: 16; baselines: 1]
+    /// Put N blocks into a batch [default: 16; baselines: 1]
     #[arg(long, value_name = "N")]
     pub spans: Option<u32>,
-    /// Batches under way at a time [default: 2; baselines: 1]
+    /// Keep N batches under way [default: 2; baselines: 1]
     #[arg(long, value_name = "N")]
     pub depth: Option<u32>,
-    /// Connections to the target [default: the engine's; baselines: 1]
+    /// Open N connections to the target [default: the engine's; baselines: 1]
     #[arg(long, value_name = "N")]
     pub lanes: Option<u32>,
-    /// Memory on each side, over which the blocks are scattered
+    /// Scatter the blocks over this memory per side, in bytes or with KiB, MiB, GiB
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
     pub working_set: u64,
-    /// How long to measure
+    /// Measure for this long, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
     pub seconds: f64,
-    /// Of the order of blocks
+    /// Seed the order of blocks
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Fill the source with a pattern, clear the destination, and compare every byte at the end
+    /// Fill the source with a pattern, clear the destination, compare every byte at the end
     #[arg(long)]
     pub verify: bool,
-    /// Be the target of one run, for an initiator on another host (--connect); prints where it listens. What is measured is the initiator's to say
+    /// Be the target for one run of an initiator elsewhere (--connect), and print the address. The
+    /// initiator chooses what is measured
     #[arg(long, value_name = "IP:PORT", conflicts_with = "connect")]
     pub listen: Option<SocketAddr>,
-    /// The target runs there (--listen) instead of being started here
+    /// Use the target (--listen) at this address instead of starting one here
     #[arg(long, value_name = "HOST:PORT")]
     pub connect: Option<String>,
 }

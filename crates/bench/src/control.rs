@@ -1,4 +1,5 @@
-//! The control connection: one line of JSON for each message, over TCP, apart from the bytes that are measured.
+//! The control connection: one line of JSON for each message, over TCP, apart from the bytes that
+//! are measured.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -16,7 +17,8 @@ use crate::plan::Plan;
 pub const VERSION: u32 = 2;
 /// Longest message, bytes: a descriptor has at most 4 KiB, twice that in hexadecimal digits.
 const MAX_LINE: u64 = 64 << 10;
-/// Longest wait for an answer: the other end may have to touch or compare a large working set first.
+/// Longest wait for an answer: the other end may have to touch or compare a large working set
+/// first.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Longest wait for a greeting, either way.
@@ -49,7 +51,7 @@ pub enum Request {
         /// How many; more than one round of the layout is one round.
         blocks: u64,
     },
-    /// Last of all, without an answer: whoever closes the connection before has failed.
+    /// Last of all, without an answer: an end that closes the connection before has failed.
     End,
 }
 

@@ -1,4 +1,5 @@
-//! Baseline: the bare loop. Blocking `write` and `read` of one block at a time on one connection, over the same working set as the engine's.
+//! Baseline: the bare loop. Blocking `write` and `read` of one block at a time on one connection,
+//! over the same working set as the engine's.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -31,7 +32,8 @@ impl CopyTarget {
         listener.set_nonblocking(false)?;
         let (address, arrived) = (listener.local_addr()?, Arc::new(AtomicU64::new(0)));
         let (plan, count) = (*plan, Arc::clone(&arrived));
-        // A thread of its own, as a bare loop has; it ends with its connection, or with the process.
+        // A thread of its own, as a bare loop has; it ends with its connection, or with the
+        // process.
         std::thread::spawn(move || {
             let (mut stream, _) = listener.accept()?;
             let layout = Layout::new(&plan);
@@ -75,7 +77,7 @@ impl CopyInitiator {
         let (mut stream, plan, memory, first) = (self.stream.try_clone()?, self.plan, self.memory.clone(), self.sent);
         let (done, result) = oneshot::channel();
         std::thread::spawn(move || {
-            // The receiver is gone where the bench was interrupted.
+            // The receiver is gone if the bench was interrupted.
             let _ = done.send(send_for(duration, &plan, &memory, first, &mut stream));
         });
         let tally = result.await.map_err(|_| BenchError::control("initiator", "its thread panicked"))??;

@@ -26,8 +26,8 @@ const INITIATOR: &str = "bench-initiator";
 const TARGET: &str = "bench-target";
 /// Writes under one grant: an owner remembers each, up to a bound.
 const BATCHES_PER_GRANT: u64 = 4096;
-/// Grants open ahead. The owner opens the next when all batches of the first have arrived, and it is never further behind than its arrival queue is long,
-/// which is less than the three others hold.
+/// Grants open ahead. The owner opens the next when all batches of the first have arrived. It is
+/// never further behind than its arrival queue is long, which is less than the three others hold.
 const GRANTS_AHEAD: u64 = 4;
 /// What all reads are under.
 const LEASE: GrantId = GrantId(0);

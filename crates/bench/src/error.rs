@@ -89,7 +89,7 @@ impl BenchError {
         Self::Control { end, problem: problem.into() }
     }
 
-    /// An error where no request was `completed`, and one was sent: with the first `problem`.
+    /// An error if no request was `completed`, and one was sent: with the first `problem`.
     pub(crate) fn check_served(completed: usize, problem: Option<String>) -> Result<(), Self> {
         match problem.filter(|_| completed == 0) {
             Some(problem) => Err(Self::NothingServed(problem)),

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::plan::{Carrier, Plan};
 
-/// The order of blocks on both sides. Block number `k` of a run moves from one place in the source to one place in the destination; after the last
-/// block, number 0 comes again.
+/// The order of blocks on both sides. Block number `k` of a run goes from one place in the source
+/// to one place in the destination. After the last block, number 0 comes again.
 #[derive(Debug)]
 pub struct Layout {
     block_bytes: u64,
@@ -14,7 +14,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The engine's blocks are scattered, each side in an order of its own, so that neighbours hardly ever meet; a baseline goes through memory in order.
+    /// The engine's blocks are scattered, each side in an order of its own, so that neighbours
+    /// hardly ever meet. A baseline goes through memory in order.
     pub fn new(plan: &Plan) -> Self {
         let order = |stream| match plan.carrier {
             Carrier::CopyLoop | Carrier::Memcpy => (0..plan.blocks() as u32).collect(),

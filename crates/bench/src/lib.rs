@@ -1,7 +1,8 @@
 //! `baton bench`: what this machine gives, measured.
 //!
-//! `baton bench transfer` moves blocks between two processes and says how fast. One process, the **initiator**, starts the batches; the other, the
-//! **target**, owns the memory that they reach. The initiator starts the target itself, or finds it on another host:
+//! `baton bench transfer` moves blocks between two processes and says how fast. One process, the
+//! **initiator**, starts the batches; the other, the **target**, owns the memory that they reach.
+//! The initiator starts the target itself, or finds it on another host:
 //!
 //! ```text
 //!   initiator                                  target (--listen)
@@ -14,15 +15,21 @@
 //!      |  <-- done -----------------------------  |
 //! ```
 //!
-//! Beside the engine there are two baselines that share everything but the way the bytes go: `copy-loop`, blocking `write` and `read` on one connection,
-//! and `memcpy`, one thread within one process.
+//! Besides the engine there are two baselines that share everything but the way the bytes go:
+//! `copy-loop`, blocking `write` and `read` on one connection, and `memcpy`, one thread within one
+//! process.
 //!
-//! `baton bench replay` plays a trace against a running cluster, `baton bench relay` opens many streams at once, `baton bench serve` is an open loop of requests against any server, and `baton bench index` puts the prefix index alone under a trace ([`index`]).
-//! `baton bench engine` computes prompts and tokens of a model ([`EngineArgs`]); `baton score` says how likely a model finds a text ([`score`]).
+//! `baton bench replay` plays a trace against a running cluster. `baton bench relay` opens many
+//! streams at once. `baton bench serve` is an open loop of requests against any server.
+//! `baton bench index` puts the prefix index alone under a trace ([`index`]). `baton bench engine`
+//! computes prompts and tokens of a model ([`EngineArgs`]); `baton score` says how likely a model
+//! finds a text ([`score`]).
 //!
-//! A read goes the other way: the target leases its memory, and what has arrived is compared by the initiator.
+//! A read goes the other way: the target leases its memory, and what has arrived is compared by the
+//! initiator.
 //!
-//! **Invariant**: a figure counts only bytes of which the end that they went to says that they have arrived; memory is touched and connections are up before the clock starts.
+//! **Invariant**: a figure counts only bytes that the receiving end says have arrived. Memory is
+//! touched and connections are up before the clock starts.
 
 // Tests read the clock and wait.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
@@ -61,7 +68,8 @@ pub use serve::ServeArgs;
 
 use baton_runtime::Signals;
 
-/// Runs the command to its end. Needs no runtime: it has its own, as the processes of a cluster do, where it needs one.
+/// Runs the command to its end. Needs no runtime: it has its own, as the processes of a cluster do,
+/// if it needs one.
 pub fn run(command: &BenchCommand, conductor: &str, json: bool) -> Result<(), BenchError> {
     if let BenchCommand::Index(args) = command {
         // Threads that are bound to cores, and nothing to wait for.

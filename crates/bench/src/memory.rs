@@ -13,8 +13,8 @@ use crate::plan::Plan;
 
 /// Working set of one end.
 ///
-/// Who may touch the bytes when: an end fills, clears and compares only while no batch is under way, which the control connection orders; a bare loop
-/// has the region for itself.
+/// An end fills, clears and compares the bytes only while no batch is under way, which the control
+/// connection orders. A bare loop has the region for itself.
 #[derive(Debug, Clone)]
 pub struct Memory(Arc<MemoryRegion>);
 
@@ -63,7 +63,7 @@ impl Memory {
     /// Compares blocks, given by source and destination offset, with the pattern of the source.
     pub fn compare(&self, block_bytes: u64, blocks: impl Iterator<Item = (u64, u64)>) -> Result<(), BenchError> {
         for (block, (source, destination)) in (0_u64..).zip(blocks) {
-            // SAFETY: no batch is under way, so that nobody writes.
+            // SAFETY: no batch is under way, so that no peer writes.
             let bytes = unsafe { self.0.slice(destination as usize..(destination + block_bytes) as usize) };
             if !is_pattern(source, bytes) {
                 return Err(BenchError::Wrong { block, offset: destination });
@@ -80,7 +80,8 @@ impl Memory {
 
     /// Reads one block from a stream.
     pub fn receive(&self, offset: u64, len: u64, from: &mut impl Read) -> io::Result<()> {
-        // SAFETY: the one thread of the bare loop is all that reaches the destination while it runs.
+        // SAFETY: the one thread of the bare loop is all that reaches the destination while it
+        // runs.
         from.read_exact(unsafe { self.0.slice_mut(offset as usize..(offset + len) as usize) })
     }
 
@@ -96,7 +97,8 @@ impl Memory {
 
     #[allow(clippy::mut_from_ref)] // as of the region
     fn bytes_mut(&self) -> &mut [u8] {
-        // SAFETY: no batch is under way and no other slice lives: private, and callers drop it before they return.
+        // SAFETY: no batch is under way and no other slice lives: private, and callers drop it
+        // before they return.
         unsafe { self.0.slice_mut(0..self.0.len()) }
     }
 }

@@ -16,7 +16,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest wait for its end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A target that this process started; killed when dropped. It also ends by itself once the control connection is closed.
+/// A target that this process started; killed when dropped. It also ends by itself once the control
+/// connection is closed.
 #[derive(Debug)]
 pub struct Target {
     child: Child,

@@ -1,8 +1,11 @@
-//! `baton bench relay`: many streams at once through one conductor, and by how much it unsettles their cadence.
+//! `baton bench relay`: many streams at once through one conductor, and by how much it unsettles
+//! their cadence.
 //!
-//! A node gives each of its sequences a token per step, all at once; steps follow each other evenly where the nodes are mocks without noise. A stream's mean gap is then the
-//! node's step, whatever the way of the tokens takes, and what a gap is longer than that mean has been added on the way: by the conductor, but by the node's timer and by this
-//! client, too, which share a machine with it. So the figures are upper bounds of what the conductor adds.
+//! A node gives each of its sequences a token per step, all at once. If the nodes are mocks without
+//! noise, steps follow each other evenly. A stream's mean gap is then the node's step, whatever the
+//! way of the tokens takes. What a gap is longer than that mean has been added on the way: by the
+//! conductor, by the node's timer, or by this client, which share a machine. So the figures are
+//! upper bounds of what the conductor adds.
 
 use std::time::{Duration, Instant};
 
@@ -34,16 +37,16 @@ const MAX_GAP_US: u64 = 60_000_000;
 /// Of `baton bench relay`.
 #[derive(Debug, Args)]
 pub struct RelayArgs {
-    /// Streams at once
+    /// Keep N streams open at once
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub streams: u32,
-    /// Tokens of each prompt
+    /// Send N tokens per prompt
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub prompt_tokens: u32,
-    /// How long to measure, after all streams have begun
+    /// Measure for this long after all streams have begun, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
-    /// Tokens that each stream asks for: it is ended before, and fails the bench where it runs out
+    /// Ask for N tokens per stream. The bench ends it before, and fails if it runs out
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_tokens: u32,
 }

@@ -31,13 +31,14 @@ pub async fn serve(listen: SocketAddr) -> Result<(), BenchError> {
         accepted.map_err(|_| BenchError::control("initiator", format!("none came within {ACCEPT_TIMEOUT:?}")))??;
     let result = run(&mut control, first).await;
     let Err(error) = result else { return Ok(()) };
-    // Where the connection is what failed, the initiator knows already; and whoever started this process may not read its stdout.
+    // If the connection is what failed, the initiator knows already; and the parent of this process
+    // may not read its stdout.
     let _ = control.send(&Reply::Failed { reason: error.to_string() }).await;
     let _ = writeln!(std::io::stdout(), "FAILED {error}");
     Err(BenchError::Reported)
 }
 
-/// The first connection that says something: others may look whether somebody listens.
+/// The first connection that says something: others may only look whether the port is open.
 async fn greeted(listener: &TcpListener) -> Result<(Control, Request), BenchError> {
     loop {
         let (stream, from) = listener.accept().await?;

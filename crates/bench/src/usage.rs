@@ -7,7 +7,8 @@ use std::io;
 /// CPU seconds of all threads since the start, in user and kernel mode.
 pub fn cpu_seconds() -> io::Result<f64> {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
-    // SAFETY: the pointer is to memory of the right size; it is read only where the call says that it was written.
+    // SAFETY: the pointer is to memory of the right size; it is read only if the call says that it
+    // was written.
     let usage = unsafe {
         if libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) == -1 {
             return Err(io::Error::last_os_error());

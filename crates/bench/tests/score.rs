@@ -1,7 +1,9 @@
-//! `baton score` with a real model, the file that `BATON_MODEL` names: the arithmetics and the instruction sets beside each other.
+//! `baton score` with a real model, the file that `BATON_MODEL` names: compute dtypes and
+//! instruction sets compared.
 //!
-//! The text is the beginning of Lewis Carroll's Alice's Adventures in Wonderland (1865; in the public domain), chapters 1 and 2, as the Canterbury corpus has it (`alice29.txt`, without
-//! the spaces at the ends of lines).
+//! The text is chapters 1 and 2 of Lewis Carroll's Alice's Adventures in Wonderland (1865; in the
+//! public domain). It is as the Canterbury corpus has it (`alice29.txt`, without the spaces at the
+//! ends of lines).
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
@@ -43,11 +45,12 @@ fn engine(file: &ModelFile, options: CpuOptions) -> CpuEngine {
     CpuEngine::load(file, &CpuOptions { kv_capacity, ..options }, &mut |_| ()).unwrap()
 }
 
-/// How far an arithmetic may be from single precision, KV included, with the same weights.
+/// How far a compute dtype may be from single precision, KV included, with the same weights.
 struct Bounds {
     /// Part of the perplexity.
     perplexity: f64,
-    /// Times llama.cpp's KL divergence, as it computes by default (`fixtures/score_llama_cpp.py`: the same file, text, positions and formulas).
+    /// Times llama.cpp's KL divergence, as it computes by default (`fixtures/score_llama_cpp.py`:
+    /// the same file, text, positions and formulas).
     kl: f64,
 }
 
@@ -76,7 +79,8 @@ fn assert_near(name: &str, file: &ModelFile, text: &str, options: CpuOptions, bo
     assert!(ours.top1_agreement >= their("top1_agreement"), "{name}: {ours:?}");
 }
 
-/// 2 % above llama.cpp's KL divergence, with the standard errors of both; the best token is the same more often.
+/// 2 % above llama.cpp's KL divergence, with the standard errors of both; the best token is the
+/// same more often.
 const EIGHT_BITS: Bounds = Bounds { perplexity: 0.01, kl: 1.05 };
 const BFLOAT16: Bounds = Bounds { perplexity: 0.005, kl: 1.0 };
 
@@ -89,9 +93,9 @@ fn eight_bits_are_as_near_to_single_precision_as_llama_cpps() {
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn codes_that_become_bfloat16_are_near_single_precision() {
+fn quants_that_become_bfloat16_are_near_single_precision() {
     let options = CpuOptions { compute_dtype: ComputeDtype::Bf16, ..Default::default() };
-    assert_near("codes that become bfloat16", &model(), TEXT, options, &BFLOAT16);
+    assert_near("quants that become bfloat16", &model(), TEXT, options, &BFLOAT16);
 }
 
 #[test]
@@ -102,7 +106,8 @@ fn weights_of_bfloat16_are_near_single_precision() {
     assert_near("bfloat16", &file, &TEXT[..SOME_BYTES], CpuOptions::default(), &BFLOAT16);
 }
 
-/// As files for k-quants have it: values, and what goes down, in more bits than what they are fused with, or are beside.
+/// As files for k-quants have it: values, and what goes down, in more bits than what they are fused
+/// with, or are beside.
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
 fn matrices_of_parts_of_several_types_are_near_single_precision() {
@@ -110,7 +115,8 @@ fn matrices_of_parts_of_several_types_are_near_single_precision() {
     let dtype = |tensor: &TensorView<'_>| if wider(tensor.name) { Dtype::Q8_0 } else { tensor.dtype };
     let mixed = retyped::retyped(model().path(), dtype);
     let file = ModelFile::open(mixed.path()).unwrap();
-    // The text's beginning is harder than the whole: without the wider types 8 bits have 1.10 times llama.cpp's there, and with them 1.07.
+    // The text's beginning is harder than the whole: without the wider types 8 bits have 1.10 times
+    // llama.cpp's there, and with them 1.07.
     let bounds = Bounds { kl: 1.15, ..EIGHT_BITS };
     assert_near("mixed types", &file, &TEXT[..SOME_BYTES], CpuOptions::default(), &bounds);
 }

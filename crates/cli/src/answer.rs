@@ -25,8 +25,9 @@ pub enum Ended {
     Interrupted(Record),
 }
 
-/// Sends a request and shows the text as it comes. Ctrl-C aborts it. If there are several conductors and one is lost, another one is asked for the same answer, and what comes
-/// after the text that was shown is shown.
+/// Sends a request and shows the text as it comes. Ctrl-C aborts it. If there are several
+/// conductors and one is lost, another one is asked for the same answer. What comes after the text
+/// that was shown is shown.
 pub async fn answer(
     conductor: &mut Conductor,
     mut request: v1::GenerateRequest,
@@ -116,7 +117,8 @@ async fn follow(
     Err(CliError::Refused { kind: ErrorKind::Internal, message, retry_after_s: None })
 }
 
-/// The part of `text` that was not shown before. So many bytes of the answer were `told` before it, and so many were `shown`, by an earlier try of the same request.
+/// The part of `text` that was not shown before. So many bytes of the answer were `told` before it,
+/// and so many were `shown`, by an earlier try of the same request.
 fn new_text<'a>(text: &'a str, told: &mut usize, shown: &mut usize) -> &'a str {
     let from = shown.saturating_sub(*told).min(text.len());
     *told += text.len();

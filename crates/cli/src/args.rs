@@ -12,11 +12,12 @@ use crate::chaos::FaultKind;
 use crate::prompt::PromptArgs;
 use crate::up::UpArgs;
 
-/// The operator's command of a Baton cluster
+/// Operate a Baton cluster
 #[derive(Debug, Parser)]
 #[command(name = "baton", version)]
 pub struct Cli {
-    /// gRPC addresses of the conductors, with commas between them: the first that answers is asked, and the next one if it is lost
+    /// Ask the first conductor that answers of these gRPC addresses, with commas. If it is lost,
+    /// ask the next
     #[arg(long, global = true, value_name = "ADDR", env = "BATON_CONDUCTOR", default_value = "http://127.0.0.1:7070")]
     pub conductor: String,
     /// Print JSON, for programs
@@ -28,7 +29,8 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// The command line of this process. A variable that is set and empty is not set, as with the nodes' settings; clap would take it for a value.
+    /// The command line of this process. A variable that is set and empty is not set, as with the
+    /// nodes' settings; clap would take it for a value.
     pub fn of_process() -> Self {
         let matches = without_empty_variables(Self::command()).get_matches();
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
@@ -44,7 +46,7 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Start a cluster on this machine: a conductor, prefill and decode nodes, each a supervised process; Ctrl-C drains it
+    /// Start a conductor, prefill and decode nodes here as supervised processes; Ctrl-C drains them
     Up(Box<UpArgs>),
     /// Generate one completion and stream it
     Generate(Box<GenerateArgs>),
@@ -52,29 +54,34 @@ pub enum Command {
     Chat(Box<ChatArgs>),
     /// List the nodes, their state and load
     Nodes(NodesArgs),
-    /// Have a node finish what it has, or hand it on, and take nothing new; wait until nothing is left there
+    /// Drain a node and wait until it is empty. It accepts nothing new, and finishes or passes on
+    /// what it has
     Drain(DrainArgs),
-    /// Have a node that was drained take requests again
+    /// Let a drained node accept requests again
     Undrain(UndrainArgs),
-    /// Show what the nodes have before them, what is taken in, and how good the predictions are
+    /// Show the nodes' load, what is admitted, and the prediction error
     Load(LoadArgs),
-    /// Show the settings that may change while the cluster runs, set them for all conductors, or say when they change
+    /// Show, set or watch the settings that may change at run time, for all conductors
     #[command(subcommand)]
     Settings(SettingsCommand),
-    /// Show what the prefix caches hold and which prefixes are hot, look a prompt up in them, or clear them
+    /// Show cached and hot prefixes, look up a prompt in the caches, or clear them
     Cache(Box<CacheArgs>),
-    /// Say where a request would go now and why, every node with the terms of its estimate; or, given a request's id or its first 6 digits, where that one went and what came of it. Nothing is generated
+    /// Explain the placement that a request would get now, with every node's estimate terms. With a
+    /// request's id or its first 6 digits, explain its placement and outcome. Nothing is generated
     Explain(Box<ExplainArgs>),
-    /// Measure: what the transfer engine moves here, a model on this CPU (engine), the prefix index, what a conductor adds to gaps between tokens, a trace against the cluster, an open loop of requests against any server
+    /// Measure transfers, the engine, the prefix index, relay delay, a trace, or any server
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// Hurt the nodes of a running cluster on this host, and see whether streams notice more than a pause. Whoever started the nodes has to start them again, as `baton up` does
+    /// Inject faults into a cluster on this host, and check that streams only pause. Killed nodes
+    /// need a supervisor that starts them again, as `baton up` does
     Chaos(ChaosArgs),
-    /// Say how likely a model finds a text: negative log-likelihood and perplexity, on this machine's CPU. Needs no cluster
+    /// Compute a text's negative log-likelihood and perplexity on this machine's CPU. Needs no
+    /// cluster
     Score(ScoreArgs),
-    /// Play a trace of requests against a simulated cluster: production's placement, admission and caches on virtual time
+    /// Play a trace in virtual time on a simulated cluster with production's placement, admission,
+    /// caches
     Simulate(Box<SimulateArgs>),
-    /// Versions of this command and of the conductor
+    /// Print the versions of this command and of the conductor
     Version,
 }
 
@@ -87,16 +94,16 @@ pub struct GenerateArgs {
     /// How to generate.
     #[command(flatten)]
     pub request: RequestArgs,
-    /// Alternatives with each generated token, up to 20; 0 gives each token's own log-probability
+    /// Print N (up to 20) alternatives per generated token; 0 prints only its own log-probability
     #[arg(long, value_name = "N")]
     pub logprobs: Option<u32>,
-    /// Alternatives at each position of the prompt, up to 20; bypasses cached prefixes
+    /// Print N (up to 20) alternatives per prompt position; bypasses cached prefixes
     #[arg(long, value_name = "N")]
     pub prompt_logprobs: Option<u32>,
-    /// Who asks again with the same key gets the same answer, from its first token
+    /// Return the same answer, from its first token, to requests with the same key
     #[arg(long, value_name = "KEY", default_value = "", hide_default_value = true)]
     pub idempotency_key: String,
-    /// Print where the time went, on stderr
+    /// Print on stderr how much time each stage took
     #[arg(long)]
     pub timeline: bool,
 }
@@ -107,7 +114,7 @@ pub struct ExplainArgs {
     /// Where the prompt is.
     #[command(flatten)]
     pub prompt: PromptArgs,
-    /// Explain the request that has this id, the conductor's or the client's own
+    /// Explain the request with this id, the conductor's or the client's own
     #[arg(long = "request", conflicts_with_all = ["raw", "prompt_file", "messages", "token_ids"])]
     pub is_request: bool,
     /// How it would be generated.
@@ -121,7 +128,7 @@ pub struct ChatArgs {
     /// How to generate.
     #[command(flatten)]
     pub request: RequestArgs,
-    /// First message, of the role `system`
+    /// Begin with this message of the role `system`
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
 }
@@ -129,7 +136,7 @@ pub struct ChatArgs {
 /// Of `baton load`.
 #[derive(Debug, Args)]
 pub struct LoadArgs {
-    /// Print again every so many seconds, until Ctrl-C
+    /// Print again at this interval, in seconds, until Ctrl-C
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = parse_interval)]
     pub watch: Option<f64>,
 }
@@ -137,25 +144,25 @@ pub struct LoadArgs {
 /// Of `baton settings`.
 #[derive(Debug, Subcommand)]
 pub enum SettingsCommand {
-    /// Show what is in force, and where each value is from
+    /// Show the values in force and the source of each
     Get {
-        /// Settings to show [default: all]
+        /// Show only these settings [default: all]
         #[arg(value_name = "KEY")]
         keys: Vec<String>,
     },
-    /// Set values for all conductors, and wait until all that --conductor names go by them
+    /// Set values for all conductors, and wait until all of --conductor apply them
     Set(SettingsSetArgs),
-    /// Show what is in force, and each change of it, until Ctrl-C
+    /// Show the values in force and each change, until Ctrl-C
     Watch,
 }
 
 /// Of `baton settings set`.
 #[derive(Debug, Args)]
 pub struct SettingsSetArgs {
-    /// With nothing after the =, each conductor goes by the value that it was started with
+    /// Set these; an empty VALUE returns each conductor to the one it was started with
     #[arg(value_name = "KEY=VALUE", required = true, value_parser = parse_setting)]
     pub values: Vec<(String, String)>,
-    /// Who sets them, for the log [default: user@host]
+    /// Log this name as the author of the change [default: user@host]
     #[arg(long, value_name = "NAME")]
     pub by: Option<String>,
 }
@@ -172,10 +179,10 @@ pub struct CacheArgs {
     /// What to do instead of showing it.
     #[command(subcommand)]
     pub command: Option<CacheCommand>,
-    /// Print again every so many seconds, until Ctrl-C
+    /// Print again at this interval, in seconds, until Ctrl-C
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = parse_interval)]
     pub watch: Option<f64>,
-    /// Prefixes to show
+    /// Show the N hottest prefixes
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub top: u32,
 }
@@ -183,9 +190,9 @@ pub struct CacheArgs {
 /// Of `baton cache`.
 #[derive(Debug, Subcommand)]
 pub enum CacheCommand {
-    /// Say which nodes hold how much of a prompt. Nothing is generated
+    /// Show how much of a prompt each node has cached. Nothing is generated
     Lookup(CacheLookupArgs),
-    /// Have the nodes, or one of them, free what is cached and not in use
+    /// Free cached blocks that are not in use, on all nodes or one
     Clear(CacheClearArgs),
 }
 
@@ -200,20 +207,20 @@ pub struct CacheLookupArgs {
 /// Of `baton cache clear`.
 #[derive(Debug, Args)]
 pub struct CacheClearArgs {
-    /// The node [default: every node]
+    /// Clear this node [default: every node]
     pub node: Option<String>,
 }
 
 /// Of `baton nodes`.
 #[derive(Debug, Args)]
 pub struct NodesArgs {
-    /// Print again every so many seconds, until Ctrl-C
+    /// Print again at this interval, in seconds, until Ctrl-C
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = parse_interval)]
     pub watch: Option<f64>,
-    /// Have each node prove that every KV block is accounted for; exit status 1 where one cannot
+    /// Check that each node accounts for every KV block; exit status 1 if one cannot
     #[arg(long, conflicts_with = "watch")]
     pub check: bool,
-    /// Show how the nodes move KV to each other instead: a row for each pair that has
+    /// Show KV transfers between nodes instead: a row per pair that has any
     #[arg(long, conflicts_with = "check")]
     pub transport: bool,
 }
@@ -221,31 +228,32 @@ pub struct NodesArgs {
 /// Of `baton chaos`.
 #[derive(Debug, Args)]
 pub struct ChaosArgs {
-    /// How long, seconds
+    /// Run for this long, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = parse_interval)]
     pub duration: f64,
-    /// Time from one fault to the next, seconds
+    /// Inject a fault at this interval, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = parse_interval)]
     pub every: f64,
-    /// The etcd of several conductors, HOST:PORT on this host: it may be hurt, too
+    /// Inject faults into this etcd of several conductors too: HOST:PORT on this host
     #[arg(long, value_name = "ADDR")]
     pub etcd: Option<String>,
-    /// What may happen to a process; of several conductors each but drain, and etcd is killed, stopped or asked to end
+    /// Choose from these faults. Several conductors get all but drain; etcd gets kill, stop and
+    /// term
     #[arg(long, value_name = "FAULTS", value_delimiter = ',', default_value = "kill,stop,drain,term")]
     pub faults: Vec<FaultKind>,
-    /// Longest that a node is stopped, cut off or slow, seconds
+    /// Limit how long a node is stopped, cut off or slow, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = parse_longest)]
     pub longest: f64,
-    /// Streams at once
+    /// Keep N streams open at once
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = parse_streams)]
     pub streams: usize,
-    /// Different requests
+    /// Send N different requests
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub requests: u64,
-    /// Most tokens of an answer
+    /// Generate at most N tokens per request
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub max_tokens: u32,
-    /// Of the requests and the faults
+    /// Seed the requests and the faults
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 }
@@ -261,12 +269,13 @@ fn parse_streams(text: &str) -> Result<usize, String> {
 /// Of `baton drain`.
 #[derive(Debug, Args)]
 pub struct DrainArgs {
-    /// The node
+    /// Drain this node
     pub node: String,
-    /// Wait for no longer than this, seconds; exit status 1 if something is left. The node goes on draining
+    /// Wait at most this long, in seconds; exit status 1 if something is left. The node goes on
+    /// draining
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = parse_timeout)]
     pub timeout: f64,
-    /// Do not wait
+    /// Return without waiting
     #[arg(long, conflicts_with = "timeout")]
     pub no_wait: bool,
 }
@@ -274,9 +283,9 @@ pub struct DrainArgs {
 /// Of `baton undrain`.
 #[derive(Debug, Args)]
 pub struct UndrainArgs {
-    /// The node
+    /// Undrain this node
     pub node: String,
-    /// Wait for no longer than this until it is ready, seconds
+    /// Wait at most this long for the node to be ready, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = parse_timeout)]
     pub timeout: f64,
 }
@@ -298,13 +307,13 @@ fn parse_interval(text: &str) -> Result<f64, String> {
 /// How to generate. What is not given is left to the conductor.
 #[derive(Debug, Clone, Default, Args)]
 pub struct RequestArgs {
-    /// Name of the model [default: the one that the cluster serves]
+    /// Use this model [default: the one that the cluster serves]
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub model: String,
-    /// Most tokens to generate [default: 256, or what the context still holds]
+    /// Generate at most N tokens [default: 256, or what the context still holds]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub max_tokens: Option<u32>,
-    /// 0 is greedy [default: 0]
+    /// Sample at this temperature; 0 is greedy [default: 0]
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub temperature: Option<f32>,
     /// Keep the K most probable tokens; 0 keeps all [default: 0]
@@ -313,37 +322,37 @@ pub struct RequestArgs {
     /// Keep the most probable tokens that reach this probability together [default: 1]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub top_p: Option<f32>,
-    /// Keep tokens of at least this share of the best one's probability [default: 0]
+    /// Keep tokens with at least this share of the best one's probability [default: 0]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub min_p: Option<f32>,
-    /// 1 is off [default: 1]
+    /// Penalise tokens of the prompt and the output by this factor; 1 is off [default: 1]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub repetition_penalty: Option<f32>,
-    /// 0 is off [default: 0]
+    /// Subtract this once from the logit of each output token; 0 is off [default: 0]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub presence_penalty: Option<f32>,
-    /// 0 is off [default: 0]
+    /// Subtract this from a token's logit per occurrence in the output; 0 is off [default: 0]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub frequency_penalty: Option<f32>,
-    /// The same seed and request give the same tokens [default: random]
+    /// Sample with this seed; the same seed and request give the same tokens [default: random]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub seed: Option<u64>,
-    /// The output ends before this text; can be given up to 16 times
+    /// End the output before this text; can be given up to 16 times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
-    /// This token ends the output; can be given several times
+    /// End the output at this token; can be given several times
     #[arg(long, value_name = "ID", allow_negative_numbers = true)]
     pub stop_token_id: Vec<u32>,
-    /// The model's end tokens are ordinary tokens
+    /// Treat the model's end tokens as ordinary tokens
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Larger goes first [default: 0]
+    /// Serve the request before those with smaller values [default: 0]
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 0, hide_default_value = true)]
     pub priority: i32,
-    /// Refuse the request where the time to first token would be longer, milliseconds
+    /// Refuse the request if its time to first token would be longer, in milliseconds
     #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     pub ttft_slo_ms: Option<f64>,
-    /// Refuse the request where the time between tokens would be longer, milliseconds
+    /// Refuse the request if its time between tokens would be longer, in milliseconds
     #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     pub tbt_slo_ms: Option<f64>,
 }

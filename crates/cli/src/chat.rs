@@ -143,7 +143,8 @@ impl Chat<'_> {
     }
 }
 
-/// Lines of stdin. A thread of its own reads them: a read cannot be cancelled, and must not hold up the end of the program.
+/// Lines of stdin. A thread of its own reads them: a read cannot be cancelled, and must not hold up
+/// the end of the program.
 fn stdin_lines() -> mpsc::Receiver<String> {
     let (sender, receiver) = mpsc::channel(1);
     std::thread::spawn(move || {

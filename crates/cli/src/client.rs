@@ -15,7 +15,8 @@ use crate::error::CliError;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a conductor may take to say anything, if there are others to be asked.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// A conductor that answers no ping for this long is gone, even where its machine vanished without closing the connection.
+/// A conductor that answers no ping for this long is gone, even if its machine vanished without
+/// closing the connection.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// Most conductors of a cluster.
@@ -30,7 +31,8 @@ pub struct Conductor {
 }
 
 impl Conductor {
-    /// Connects to the first that answers of `host:port` or `http://host:port`, with commas between them.
+    /// Connects to the first that answers of `host:port` or `http://host:port`, with commas between
+    /// them.
     pub async fn connect(addresses: &str) -> Result<Self, CliError> {
         Self::first_of(split(addresses)?).await
     }
@@ -136,11 +138,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_there_is_said_with_the_address() {
+    async fn an_unreachable_conductor_is_said_with_the_address() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         drop(listener);
-        let Err(error) = Conductor::connect(&address).await else { panic!("nobody is there") };
+        let Err(error) = Conductor::connect(&address).await else { panic!("no conductor is there") };
         assert_eq!(error.exit_status(), 4);
         assert!(error.to_string().contains(&address) && error.to_string().contains("refused"), "{error}");
     }

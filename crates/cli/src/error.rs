@@ -66,7 +66,8 @@ impl CliError {
         Self::Invalid { field: field.into(), problem: problem.into() }
     }
 
-    /// The same, of a request that was taken in: its id is what `baton explain` wants to know. An empty id is none.
+    /// The same, of a request that was taken in: its id is what `baton explain` wants to know. An
+    /// empty id is none.
     pub fn of_request(self, id: &str) -> Self {
         match self {
             Self::Refused { kind, message, retry_after_s } if !id.is_empty() => {
@@ -76,7 +77,7 @@ impl CliError {
         }
     }
 
-    /// The same, with the name of the flag where a field of the request is wrong that one sets.
+    /// The same, with the name of the flag if a field of the request is wrong that one sets.
     pub fn with_flag(self) -> Self {
         match self {
             Self::Refused { kind: ErrorKind::Invalid, message, retry_after_s } => {
@@ -101,7 +102,8 @@ impl CliError {
         }
     }
 
-    /// 2: the request is wrong. 3: overloaded. 4: unavailable. 130: Ctrl-C. 1: everything else. 0 where the reader of stdout has seen enough.
+    /// 2: the request is wrong. 3: overloaded. 4: unavailable. 130: Ctrl-C. 1: everything else. 0
+    /// if the reader of stdout has seen enough.
     pub fn exit_status(&self) -> u8 {
         match self {
             Self::Interrupted(_) => 130,
@@ -115,7 +117,7 @@ impl CliError {
         }
     }
 
-    /// The line for stderr; none where there is nothing to say.
+    /// The line for stderr; none if there is nothing to say.
     pub fn line(&self, json: bool) -> Option<String> {
         if self.is_closed_pipe() || matches!(self, Self::Bench(BenchError::Reported)) {
             return None;

@@ -12,7 +12,8 @@ use crate::screen::{Paint, line};
 use crate::table::table;
 use crate::timeline::seconds;
 
-/// Prints where a request would go now, and by what that is decided, or what was decided on one that came. Nothing is generated.
+/// Prints where a request would go now, and by what that is decided, or what was decided on one
+/// that came. Nothing is generated.
 pub async fn run(args: &ExplainArgs, conductor: &str, json: bool) -> Result<(), CliError> {
     if let Some(id) = record::request_id(args) {
         return record::run(id, conductor, json).await;
@@ -82,7 +83,7 @@ fn decision(decision: Option<&Decision>) -> String {
     }
 }
 
-/// A row for what the node holds, and one for what it could bring in.
+/// A row for what the node holds, and one for what it could fetch.
 fn prefill_rows(row: &v1::PrefillExplanation) -> Vec<Vec<String>> {
     let cells = |name: String, verdict: String, pending: String, plan: Option<&v1::PrefillPlan>, cost: String| {
         let of = |cell: fn(&v1::PrefillPlan) -> String| plan.map(cell).unwrap_or_else(none);
@@ -237,7 +238,7 @@ mod tests {
         let text = render(&placed(), Paint::none());
         let expected = "\
 prompt    100 tokens
-policies  placement min-total-delay, admission selective
+policies  placement min-total-delay, admission value-density
 goes to   p0, then d0: 64 tokens cached, TTFT 1.50 s, TBT 12.0 ms
 
 PREFILL       VERDICT             PENDING  CACHED  QUEUE   TRANSFER  COMPUTE  PASSES  COST

@@ -11,7 +11,8 @@ use crate::report::Record;
 use crate::screen::{Paint, line};
 use crate::timeline;
 
-/// Generates one completion: text to stdout as it comes, then log-probabilities where asked for, or one JSON object at the end. A person is told the request's id.
+/// Generates one completion: text to stdout as it comes, then log-probabilities if asked for, or
+/// one JSON object at the end. A person is told the request's id.
 pub async fn run(args: &GenerateArgs, conductor: &str, json: bool) -> Result<(), CliError> {
     let mut request = args.request.request(args.prompt.load()?);
     request.idempotency_key.clone_from(&args.idempotency_key);

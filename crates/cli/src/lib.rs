@@ -1,10 +1,13 @@
-//! `baton`, the operator's command: starts a cluster on one machine, asks it, and shows what it does.
+//! `baton`, the operator's command: starts a cluster on one machine, asks it, and shows what it
+//! does.
 //!
-//! `args` is the command line; each command has a module of its name. `up` starts and supervises processes; `bench`, `score` and `simulate` are other crates'; everything else is a client of a conductor's gRPC
-//! services.
+//! `args` is the command line; each command has a module of its name. `up` starts and supervises
+//! processes. `bench`, `score` and `simulate` are other crates'. Everything else is a client of a
+//! conductor's gRPC services.
 //!
-//! **Invariant**: what is meant for programs goes to stdout, what is meant for people watching goes to stderr; a command that fails says why in one line
-//! and ends with the exit status of [`CliError::exit_status`].
+//! **Invariant**: what is meant for programs goes to stdout, what is meant for people watching goes
+//! to stderr. A command that fails says why in one line and ends with the exit status of
+//! [`CliError::exit_status`].
 
 // Tests read the clock and wait.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
@@ -49,7 +52,8 @@ pub fn run(cli: Cli) -> Result<(), CliError> {
     if let Command::Simulate(args) = &cli.command {
         return Ok(baton_sim::run(args, cli.json)?);
     }
-    // One thread is enough for a client, and `up` needs it: a child's parent-death signal is bound to the thread that started the child.
+    // One thread is enough for a client, and `up` needs it: a child's parent-death signal is bound
+    // to the thread that started the child.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         match &cli.command {

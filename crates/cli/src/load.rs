@@ -89,9 +89,9 @@ fn estimate_row(estimate: &v1::EstimateAccuracy) -> Vec<String> {
 
 fn admission(admission: Option<&v1::AdmissionLoad>) -> String {
     let Some(admission) = admission else { return "the conductor did not say what it took in".to_owned() };
-    let v1::AdmissionLoad { policy, accepted, refused, held, holding, .. } = admission;
+    let v1::AdmissionLoad { policy, accepted, refused, queued, queued_now, .. } = admission;
     let counts =
-        format!("admission  {policy}: {accepted} accepted, {refused} refused, {held} held, {holding} wait now");
+        format!("admission  {policy}: {accepted} accepted, {refused} refused, {queued} queued, {queued_now} wait now");
     let Some(last) = &admission.last_refusal else { return counts };
     let retry = last.retry_after_s.map(|after| format!("; retry in {}", seconds(after))).unwrap_or_default();
     format!("{counts}\nrefused    {} ago: {}{retry}", seconds(last.age_s), last.message)
@@ -139,7 +139,7 @@ fn to_json(load: &v1::ClusterLoadResponse) -> Value {
         "decode": decode.collect::<Vec<_>>(),
         "admission": {
             "policy": admission.policy, "accepted": admission.accepted, "refused": admission.refused,
-            "held": admission.held, "holding": admission.holding, "last_refusal": last_refusal,
+            "queued": admission.queued, "queued_now": admission.queued_now, "last_refusal": last_refusal,
         },
         "goodput": { "window_s": goodput.window_s, "ended": goodput.ended, "within": goodput.within, "aborted": goodput.aborted },
         "estimates": estimates.collect::<Vec<_>>(),
@@ -173,8 +173,8 @@ mod tests {
             policy: "value-density".into(),
             accepted: 9,
             refused: 2,
-            held: 1,
-            holding: 0,
+            queued: 1,
+            queued_now: 0,
             last_refusal: Some(last),
         };
         let measured = v1::EstimateAccuracy {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_nodes_door_and_estimates() {
+    fn people_see_nodes_admission_and_estimates() {
         let expected = "\
 PREFILL  STATE  PENDING  QUEUE   TOKENS/S
 p0       ready  3        1.25 s  8000
@@ -205,7 +205,7 @@ p0       ready  3        1.25 s  8000
 DECODE  STATE    SEQUENCES  RUNNING  KV BLOCKS  TBT      STEP
 d0      suspect  7          6        40/100     12.0 ms  -
 
-admission  value-density: 9 accepted, 2 refused, 1 held, 0 wait now
+admission  value-density: 9 accepted, 2 refused, 1 queued, 0 wait now
 refused    3.00 s ago: full; retry in 500.0 ms
 goodput    0.50 requests/s: 30 of 33 within their objectives, 2 aborted in 60 s
 

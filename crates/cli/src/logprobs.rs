@@ -6,7 +6,7 @@ use crate::report::Record;
 use crate::screen::Paint;
 use crate::table::table;
 
-/// A table of the prompt's tokens and one of the output's, where they were asked for.
+/// A table of the prompt's tokens and one of the output's, if they were asked for.
 pub fn render(record: &Record, paint: Paint) -> Option<String> {
     let tables =
         [of("PROMPT TOKEN", record.prompt_token_logprobs(), paint), of("TOKEN", record.token_logprobs(), paint)];
@@ -33,7 +33,8 @@ fn row(token: Option<u32>, logprobs: &v1::TokenLogprobs) -> Vec<String> {
     ]
 }
 
-/// A token's text, quoted: blanks count, and control characters must not reach the terminal. Its number where it has none.
+/// A token's text, quoted: blanks count, and control characters must not reach the terminal. Its
+/// number if it has none.
 fn name(id: u32, text: &str) -> String {
     if text.is_empty() { format!("#{id}") } else { format!("{text:?}") }
 }

@@ -28,7 +28,8 @@ const HEADER: [&str; 12] = [
 /// Column of the state, which is coloured.
 const STATE: usize = 2;
 
-/// Prints the nodes: once, again and again, or after they have proved that every block is accounted for.
+/// Prints the nodes: once, again and again, or after they have proved that every block is accounted
+/// for.
 pub async fn run(args: &NodesArgs, conductor: &str, json: bool) -> Result<(), CliError> {
     let conductor = Conductor::connect(conductor).await?;
     if args.check {

@@ -1,4 +1,4 @@
-//! `baton nodes --transport`: how the nodes move bytes to each other.
+//! `baton nodes --transport`: how the nodes transfer bytes to each other.
 
 use baton_proto::v1;
 use serde_json::{Value, json};
@@ -9,10 +9,11 @@ use crate::timeline::bytes;
 
 const HEADER: [&str; 10] =
     ["FROM", "TO", "TRANSPORT", "BANDWIDTH", "MOVED", "BATCHES", "RETRIES", "FALLBACKS", "IN FLIGHT", "LANES"];
-/// Columns of what went wrong, which are coloured where something did.
+/// Columns of what went wrong, which are coloured if something did.
 const TROUBLE: std::ops::RangeInclusive<usize> = 6..=7;
 
-/// The pairs of nodes between which bytes have moved, by name: who sends, and the way to who receives.
+/// The pairs of nodes that have transferred bytes, by name: the sender, and the way to the
+/// receiver.
 fn pairs(nodes: &[v1::NodeStatus]) -> Vec<(&str, &v1::TransferPath)> {
     let of = |node| paths_of(node).map(|path| (name(node), path));
     let mut pairs: Vec<_> = nodes.iter().flat_map(of).collect();
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_listed_where_the_node_says_them() {
+    fn addresses_are_listed_if_the_node_says_them() {
         assert_eq!(addresses(&node("p0", Vec::new())), json!([{ "transport": "tcp", "address": "h:1" }]));
         assert_eq!(addresses(&v1::NodeStatus::default()), json!([]));
     }

@@ -12,13 +12,14 @@ use serde_json::Value;
 use crate::args::{RequestArgs, parse_file};
 use crate::error::CliError;
 
-/// Most bytes read of a file: what a message to the conductor can hold, with room for everything else in it.
+/// Most bytes read of a file: what a message to the conductor can hold, with room for everything
+/// else in it.
 const MAX_INPUT_BYTES: u64 = MAX_MESSAGE_BYTES as u64 - (64 << 10);
 
 /// Where the prompt is.
 #[derive(Debug, Args)]
 pub struct PromptArgs {
-    /// What to say to the model; - reads it from stdin
+    /// Send this prompt to the model; - reads it from stdin
     #[arg(group = "source", required_unless_present_any = ["prompt_file", "messages", "token_ids"])]
     pub prompt: Option<String>,
     /// Read the prompt from a file, or from stdin with -
@@ -30,7 +31,7 @@ pub struct PromptArgs {
     /// Read the prompt as token ids from a file: a JSON list of numbers
     #[arg(long, value_name = "FILE", group = "source", value_parser = parse_file)]
     pub token_ids: Option<PathBuf>,
-    /// The prompt is not a message: no chat template, and special tokens in it are parsed
+    /// Send the prompt without a chat template, and parse special tokens in it
     #[arg(long, conflicts_with_all = ["messages", "token_ids"])]
     pub raw: bool,
 }

@@ -14,7 +14,8 @@ use crate::timeline::{bytes, seconds};
 /// Before the id of a request in answers over HTTP.
 const PREFIXES: [&str; 4] = ["chatcmpl-", "cmpl-", "resp_", "msg_"];
 
-/// The request that is meant, if what was given is called one, or has the form of an id, or of the first digits of one, and not of a prompt.
+/// The request that is meant, if the argument is called one, or looks like an id or its first
+/// digits and not like a prompt.
 pub fn request_id(args: &ExplainArgs) -> Option<String> {
     let text = args.prompt.prompt.as_ref().filter(|_| !args.prompt.raw)?;
     let bare = PREFIXES.iter().find_map(|prefix| text.strip_prefix(prefix));
@@ -102,7 +103,7 @@ fn render_end(end: &v1::RequestEnd, paint: Paint) -> String {
     rows.map(|(name, value)| format!("{name:<9} {value}")).join("\n")
 }
 
-/// Where, and how it came there where that is not the node that was chosen first.
+/// Where, and how it came there if that is not the node that was chosen first.
 fn decoded(end: &v1::RequestEnd, timeline: &v1::Timeline) -> String {
     let node = if end.decode_node.is_empty() { "-" } else { &end.decode_node };
     match &timeline.migrated {
@@ -216,7 +217,7 @@ mod tests {
     #[test]
     fn an_id_is_told_from_a_prompt() {
         let id = |line: &[&str]| {
-            let cli = Cli::try_parse_from([&["min-total-delay", "explain"], line].concat()).unwrap();
+            let cli = Cli::try_parse_from([&["baton", "explain"], line].concat()).unwrap();
             let Command::Explain(args) = cli.command else { panic!("another command") };
             request_id(&args)
         };
@@ -227,8 +228,7 @@ mod tests {
         assert_eq!(id(&["--request", "mine 7"]).as_deref(), Some("mine 7"), "the client's own");
         assert_eq!(id(&["--request", "msg_7"]).as_deref(), Some("msg_7"));
         assert_eq!(id(&["--request", &format!("msg_{text}")]).as_deref(), Some(text));
-        let refused =
-            |line: &[&str]| Cli::try_parse_from([&["min-total-delay", "explain", "--request"], line].concat()).is_err();
+        let refused = |line: &[&str]| Cli::try_parse_from([&["baton", "explain", "--request"], line].concat()).is_err();
         assert!(refused(&["--raw", "mine"]) && refused(&["--prompt-file", "mine"]));
         for prompt in [&["face"][..], &["-"], &["4f0c1a is what?"], &["--raw", text], &["--prompt-file", "4f0c1a"]] {
             assert_eq!(id(prompt), None, "{prompt:?}");

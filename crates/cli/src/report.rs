@@ -25,7 +25,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Takes one message in, `at` after the request was sent. Returns the text that it brought.
+    /// Takes one message in, `at` after the request was sent. Returns the text in it.
     pub fn take(&mut self, response: v1::GenerateResponse, at: Duration) -> Result<String, CliError> {
         self.ended = at;
         match response.event {
@@ -40,7 +40,8 @@ impl Record {
     }
 
     fn take_delta(&mut self, delta: v1::Delta, at: Duration) -> Result<String, CliError> {
-        // A delta that only brings text held back has no tokens, and its index is where the next token would be.
+        // A delta with only text that was kept back has no tokens, and its index is where the next
+        // token would be.
         if !delta.token_ids.is_empty() && delta.index as usize != self.token_ids.len() {
             let message = format!("token {} came where token {} was next", delta.index, self.token_ids.len());
             return Err(CliError::Refused { kind: ErrorKind::DataLoss, message, retry_after_s: None });
@@ -137,7 +138,8 @@ impl Record {
         }
     }
 
-    /// Entry i is the distribution after position i; the token taken there is the prompt's next one.
+    /// Entry i is the distribution after position i; the token taken there is the prompt's next
+    /// one.
     fn prompt_distributions(&self) -> Vec<Distribution> {
         let next = |position: usize| self.accepted.prompt_token_ids.get(position + 1).copied();
         self.prompt_logprobs.iter().enumerate().map(|(i, l)| Distribution::new(l, next(i))).collect()
@@ -174,13 +176,13 @@ pub struct Report {
     pub tbt_s: Gaps,
     /// Where the prompt was computed.
     pub prefill_node: Option<String>,
-    /// Where the rest was generated; null where one token was enough.
+    /// Where the rest was generated; null if one token was enough.
     pub decode_node: Option<String>,
     /// What crossed between the two.
     pub kv_transfer: KvTransfer,
-    /// What was brought to the prefill node from another one; null where nothing was.
+    /// What the prefill node fetched from another one; null if nothing.
     pub prefix_fetch: Option<PrefixFetch>,
-    /// How it came to the decode node from others that it was on before; null where it was on none.
+    /// How it came to the decode node from others that it was on before; null if it was on none.
     pub migrated: Option<Migrated>,
     /// Where the time went.
     pub timeline: Timeline,
@@ -210,7 +212,7 @@ fn finite(logprob: f32) -> f32 {
     logprob.max(f32::MIN)
 }
 
-/// Gaps between tokens, seconds; null where fewer than two came.
+/// Gaps between tokens, seconds; null if fewer than two came.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Gaps {
     /// Time per output token after the first.
@@ -242,7 +244,7 @@ impl Gaps {
 pub struct KvTransfer {
     /// Layers x blocks x block bytes of the blocks pushed.
     pub bytes: u64,
-    /// Null where nothing moved.
+    /// Null if nothing was transferred.
     pub transport: Option<String>,
     /// From the first push to the last confirmation.
     pub seconds: f64,

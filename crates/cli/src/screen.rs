@@ -66,7 +66,7 @@ fn colours_wanted() -> bool {
 pub struct Waiting(Option<ProgressBar>);
 
 impl Waiting {
-    /// Starts to spin, where a person looks on.
+    /// Starts to spin, if a person looks on.
     pub fn new(what: &'static str, json: bool) -> Self {
         if json || !std::io::stderr().is_terminal() {
             return Self(None);
@@ -113,7 +113,7 @@ impl Answer {
         out.flush()
     }
 
-    /// Ends the last line, where the text did not.
+    /// Ends the last line, if the text did not.
     pub fn end(&mut self) -> std::io::Result<()> {
         if std::mem::replace(&mut self.ends_line, true) { Ok(()) } else { line("") }
     }
@@ -121,12 +121,14 @@ impl Answer {
 
 impl Drop for Answer {
     fn drop(&mut self) {
-        // An answer that was stopped leaves its line open; that it cannot be ended is no news by now.
+        // An answer that was stopped leaves its line open; that it cannot be ended is no news by
+        // now.
         let _ = self.end();
     }
 }
 
-/// A model must not move the cursor or set the title: its control characters are shown as a replacement character.
+/// A model must not move the cursor or set the title: its control characters are shown as a
+/// replacement character.
 fn printable(text: &str) -> Cow<'_, str> {
     let unsafe_char = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
     if text.contains(unsafe_char) {
@@ -135,7 +137,7 @@ fn printable(text: &str) -> Cow<'_, str> {
     Cow::Borrowed(text)
 }
 
-/// One line on stdout. Unlike `println!` it does not panic where nobody reads.
+/// One line on stdout. Unlike `println!` it does not panic if stdout is closed.
 pub fn line(text: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}")?;

@@ -2,7 +2,8 @@
 
 use crate::screen::Paint;
 
-/// Columns padded to their widest cell, two spaces apart. `colour` gives a cell its colours after it was padded; it is told row and column.
+/// Columns padded to their widest cell, two spaces apart. `colour` gives a cell its colours after
+/// it was padded; it is told row and column.
 pub fn table(
     header: &[&str],
     rows: &[Vec<String>],

@@ -29,7 +29,7 @@ fn moves(report: &Report) -> Option<String> {
     let times = if migrated.times == 1 { "once".to_owned() } else { format!("{} times", migrated.times) };
     let transport = migrated.transport.as_deref().unwrap_or("-");
     let (brought, time) = (bytes(migrated.bytes), seconds(migrated.seconds));
-    Some(format!("{times}, to {}: {brought} brought over {transport} in {time}", node(&report.decode_node)))
+    Some(format!("{times}, to {}: {brought} fetched over {transport} in {time}", node(&report.decode_node)))
 }
 
 fn queue(report: &Report) -> String {
@@ -42,7 +42,7 @@ fn cached(report: &Report) -> String {
     let cached = format!("{} of {}", report.cached_tokens, report.prompt_tokens);
     let Some(fetch) = &report.prefix_fetch else { return cached };
     let transport = fetch.transport.as_deref().unwrap_or("-");
-    format!("{cached}; {} brought over {transport} in {}", bytes(fetch.bytes), seconds(fetch.seconds))
+    format!("{cached}; {} fetched over {transport} in {}", bytes(fetch.bytes), seconds(fetch.seconds))
 }
 
 fn migrated(report: &Report) -> String {
@@ -166,7 +166,7 @@ mod tests {
             "32 of 45",
             "500.0 ms on prefill-0",
             "3.0 MiB over tcp to decode-1 in 40.0 ms, 2.0 ms of it exposed",
-            "2 times, to decode-1: 2.0 KiB brought over tcp in 3.0 ms",
+            "2 times, to decode-1: 2.0 KiB fetched over tcp in 3.0 ms",
             "600.0 ms",
             "1 tokens in 0 us, finish reason: stop",
         ] {

@@ -18,7 +18,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// What a conductor says of itself, or why it does not.
 type Said = Result<v1::VersionResponse, String>;
 
-/// Prints the versions of this command and of each conductor, and which of them leads. That one is not reachable is no error.
+/// Prints the versions of this command and of each conductor, and which of them leads. That one is
+/// not reachable is no error.
 pub async fn run(addresses: &str, json: bool) -> Result<(), CliError> {
     let conductors = Conductor::each(addresses)?;
     let said = join_all(conductors.iter().map(ask)).await;

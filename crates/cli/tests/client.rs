@@ -36,7 +36,7 @@ fn generate_streams_text_and_ends_the_line() {
 }
 
 #[test]
-fn generate_prints_the_timeline_beside_the_text() {
+fn generate_prints_the_timeline_with_the_text() {
     let fake = Fake::start();
     let (_, out, err) = run(&fake, &["generate", "--timeline", "--raw", "hi"]);
     assert_eq!(out, "raw: hi|\n");
@@ -46,7 +46,7 @@ fn generate_prints_the_timeline_beside_the_text() {
             && err.contains("over tcp to decode-0"),
         "{err}"
     );
-    assert!(!err.contains('\x1b'), "no colours where nobody sees them");
+    assert!(!err.contains('\x1b'), "no colours if stderr is no terminal");
 }
 
 #[test]

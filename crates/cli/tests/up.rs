@@ -1,4 +1,5 @@
-//! `baton up` over shell scripts that stand in for the roles, and a conductor's services that this test plays.
+//! `baton up` over shell scripts that stand in for the roles, and a conductor's services that this
+//! test plays.
 
 // Tests read the clock and wait.
 #![allow(clippy::disallowed_methods)]
@@ -18,7 +19,8 @@ use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// A folder with stand-ins that say READY, note in `ended` the order in which they end, and run until SIGTERM.
+/// A folder with stand-ins that say READY, note in `ended` the order in which they end, and run
+/// until SIGTERM.
 struct Scene {
     folder: tempfile::TempDir,
     _fake: Fake,
@@ -117,7 +119,7 @@ fn until<T>(what: &str, mut there: impl FnMut() -> Option<T>) -> T {
 }
 
 fn is_alive(pid: &str) -> bool {
-    // A zombie that nobody has waited for yet is dead enough.
+    // A zombie that its parent has not waited for yet is dead enough.
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
@@ -136,7 +138,7 @@ fn all_start_and_the_conductor_ends_first() {
     assert_eq!(line, ready);
     let ended = scene.lines("ended");
     assert_eq!((ended.len(), ended[0].as_str()), (3, "conductor"));
-    assert!(!scene.path().join("ready").exists(), "nobody is ready any more");
+    assert!(!scene.path().join("ready").exists(), "no process is ready any more");
 }
 
 #[test]
@@ -173,7 +175,7 @@ fn a_role_that_cannot_start_ends_everything_with_its_reason() {
 }
 
 #[test]
-fn who_does_not_end_is_killed_and_named() {
+fn a_process_that_does_not_end_is_killed_and_named() {
     let scene = Scene::new();
     let path = scene.path().join("baton-decode");
     let deaf = fs::read_to_string(&path).unwrap().replace("echo decode >>ended; exit 0", "echo deaf >>asked");

@@ -10,8 +10,9 @@ use baton_types::{BlockId, KvLayout};
 
 /// A node's KV memory. Cheap to clone.
 ///
-/// **Who may touch what**: a block's bytes are written by the step that computes its tokens or by the peer that holds a grant for it, and by nobody else while
-/// either goes on; the block pool's states see to that. Complete blocks are only read.
+/// **Who may touch what**: the step that computes a block's tokens writes its bytes, or the peer
+/// that holds a grant for it. Nothing else writes them while either goes on; the block pool's
+/// states see to that. Complete blocks are only read.
 #[derive(Debug, Clone)]
 pub struct KvArena {
     region: Arc<MemoryRegion>,
@@ -19,8 +20,9 @@ pub struct KvArena {
 }
 
 impl KvArena {
-    /// Maps the memory of an arena, as memory that other processes of the host may be given to read: nodes of one host then move KV without a network. Where
-    /// the system has no such memory it is this process's own.
+    /// Maps the memory of an arena, as memory that other processes of the host may be given to
+    /// read. Nodes of one host then transfer KV without a network. If the system has no such
+    /// memory, it is this process's own.
     pub fn allocate(layout: KvLayout) -> Result<Self, MemoryError> {
         let bytes = layout.arena_bytes();
         let region = match MemoryRegion::allocate_shared(bytes) {
@@ -46,7 +48,7 @@ impl KvArena {
     /// One layer of one block: `[kv_head][K|V][token]` rows.
     ///
     /// # Safety
-    /// Nobody writes the block while the slice lives.
+    /// Nothing writes the block while the slice lives.
     pub unsafe fn block(&self, layer: u32, block: BlockId) -> &[u8] {
         let offset = self.layout.offset(layer, block);
         // SAFETY: the caller's promise.
@@ -56,7 +58,7 @@ impl KvArena {
     /// One layer of one block, for writing.
     ///
     /// # Safety
-    /// Nobody else reads or writes the block while the slice lives.
+    /// Nothing else reads or writes the block while the slice lives.
     #[allow(clippy::mut_from_ref)] // the arena is shared by design; exclusion is the caller's promise
     pub unsafe fn block_mut(&self, layer: u32, block: BlockId) -> &mut [u8] {
         let offset = self.layout.offset(layer, block);
@@ -67,7 +69,7 @@ impl KvArena {
     /// A part of one layer of one block, for writing.
     ///
     /// # Safety
-    /// Nobody else reads or writes the part while the slice lives.
+    /// Nothing else reads or writes the part while the slice lives.
     ///
     /// # Panics
     /// If the part ends beyond the block.
@@ -88,7 +90,8 @@ impl KvArena {
         into.copy_from_slice(unsafe { self.block(layer, block) });
     }
 
-    /// Copies one layer of a block in. Only into a block that is the caller's to fill, and that nobody reads before it says so.
+    /// Copies one layer of a block in. Only into a block that is the caller's to fill, and that has
+    /// no reader before the caller says so.
     ///
     /// # Panics
     /// If `from` is not as long as a block.
@@ -97,10 +100,12 @@ impl KvArena {
         unsafe { self.block_mut(layer, block) }.copy_from_slice(from);
     }
 
-    /// Zeroes one layer of a block from a token on: the rest of a prompt's last block must not carry an earlier owner's bytes to another machine. Only for a
-    /// block that the calling step owns and has finished writing.
+    /// Zeroes one layer of a block from a token on. The rest of a prompt's last block must not
+    /// carry an earlier owner's bytes to another machine. Only for a block that the calling step
+    /// owns and has finished writing.
     pub fn zero_tail(&self, layer: u32, block: BlockId, from_token: u32) {
-        // SAFETY: the block belongs to the step that calls, which is done with this layer of it, and no push of it has begun.
+        // SAFETY: the block belongs to the step that calls, which is done with this layer of it,
+        // and no push of it has begun.
         let record = unsafe { self.block_mut(layer, block) };
         for plane in record.chunks_exact_mut(self.layout.plane_bytes()) {
             plane[self.layout.row_bytes() * from_token as usize..].fill(0);

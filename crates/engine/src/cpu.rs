@@ -12,15 +12,18 @@ use crate::kernels::cpu::Products;
 use crate::kernels::{Isa, Threads};
 use crate::model::{Compute, Llama, ModelConfig, Workspace};
 
-/// Class of nodes whose results are bitwise the same. The instruction set is not in it, for it does not show, but where matrix tiles sum products of bfloat16; the number changes with the order of any sum.
+/// KV compatibility class: nodes whose results are bitwise the same. The instruction set shows only
+/// if matrix tiles sum products of bfloat16, so it is not in the class otherwise. The number
+/// changes with the order of any sum.
 const KV_CLASS_F32: &str = "cpu-f32-3";
-/// The same where matrices of bfloat16 take activations rounded to that, and attention is of such numbers.
+/// The same if matrices of bfloat16 take activations rounded to that, and attention is of such
+/// numbers.
 const KV_CLASS_BF16: &str = "cpu-bf16-2";
-/// The same where quantized matrices take quantized activations.
+/// The same if quantized matrices take quantized activations.
 const KV_CLASS_INT8: &str = "cpu-int8-3";
 /// As [`KV_CLASS_BF16`], with matrix tiles.
 const KV_CLASS_BF16_TILES: &str = "cpu-bf16-amx-2";
-/// As [`KV_CLASS_INT8`], where attention goes by matrix tiles.
+/// As [`KV_CLASS_INT8`], if attention goes by matrix tiles.
 const KV_CLASS_INT8_TILES: &str = "cpu-int8-amx-2";
 /// More threads than any machine has: a bound for a mistyped setting.
 const MAX_THREADS: usize = 1024;
@@ -39,14 +42,17 @@ pub enum KvCapacity {
 /// How products and attention are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ComputeDtype {
-    /// As the file has the weights: quantized ones take activations as 8-bit integers with a scale per 32, bfloat16 ones take them as bfloat16, and with either attention is
-    /// of bfloat16 (unless the KV is kept in single precision); others take them as they are.
+    /// As the file has the weights. Quantized ones take activations as 8-bit integers with a scale
+    /// per 32; bfloat16 ones take them as bfloat16. With either, attention is of bfloat16 (unless
+    /// the KV is kept in single precision). Others take them as they are.
     #[default]
     Auto,
-    /// Of bfloat16, whatever the file has: quantized weights become bfloat16 on their way to each product. With matrix tiles that is the fastest for prompts, and by far the slowest for
-    /// a few sequences' next tokens: for nodes that only prefill.
+    /// Of bfloat16, whatever the file has: quantized weights become bfloat16 on their way to each
+    /// product. With matrix tiles that is the fastest for prompts, and by far the slowest for a few
+    /// sequences' next tokens: for nodes that only prefill.
     Bf16,
-    /// In single precision, for which weights become f32 when they are loaded: the reference, slow and large.
+    /// In single precision, for which weights become f32 when they are loaded: the reference, slow
+    /// and large.
     F32,
 }
 
@@ -64,7 +70,7 @@ impl ComputeDtype {
     }
 }
 
-/// A name that no arithmetic has.
+/// A name that no compute dtype has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}', expected auto, bf16 or f32")]
 pub struct UnknownComputeDtype(String);
@@ -89,7 +95,8 @@ pub struct CpuOptions {
     pub block_tokens: u32,
     /// Size of the arena.
     pub kv_capacity: KvCapacity,
-    /// Instruction set; all of a KV compatibility class give the same results. `None` is the one that `BATON_ISA` names, or the fastest.
+    /// Instruction set; all of a KV compatibility class give the same results. `None` is the one
+    /// that `BATON_ISA` names, or the fastest.
     pub isa: Option<Isa>,
     /// Of products and attention.
     pub compute_dtype: ComputeDtype,
@@ -122,7 +129,8 @@ impl CpuEngine {
     /// Loads a model. `progress` hears the share that is done, from 0 to 1.
     ///
     /// # Errors
-    /// An option is out of range, the file is damaged, of a model that this engine does not run, or there is no memory.
+    /// An option is out of range, the file is damaged, of a model that this engine does not run, or
+    /// there is no memory.
     pub fn load(file: &ModelFile, options: &CpuOptions, progress: &mut dyn FnMut(f32)) -> Result<Self, EngineError> {
         let range = |field, problem| EngineError::Options { field, problem };
         if !(1..=MAX_THREADS).contains(&options.threads) {

@@ -22,7 +22,8 @@ pub struct ModelInfo {
     pub num_layers: u32,
     /// Hash of architecture, hyperparameters and weights.
     pub fingerprint: ModelFingerprint,
-    /// Results are bitwise the same on nodes of one class (sums of bfloat16 below the smallest normal f32 apart).
+    /// Results are bitwise the same on nodes of one class (sums of bfloat16 below the smallest
+    /// normal f32 apart).
     pub kv_class: String,
 }
 
@@ -51,25 +52,28 @@ pub struct SequenceStep<'a> {
     pub logits: LogitsWanted,
 }
 
-/// Some consecutive layers of a forward pass over the next tokens of one sequence. K and V of the positions before them need to be in the arena in these layers alone.
+/// Some consecutive layers of a forward pass over the next tokens of one sequence. K and V of the
+/// positions before them need to be in the arena in these layers alone.
 #[derive(Debug)]
 pub struct LayerSlice<'a> {
     /// The sequence's tokens. Their logits are given with the last layer.
     pub sequence: SequenceStep<'a>,
     /// Which layers.
     pub layers: Range<u32>,
-    /// Carries the pass from one slice to the next: empty before layer 0, left alone between, empty again after the last layer.
+    /// Carries the pass from one slice to the next: empty before layer 0, left alone between, empty
+    /// again after the last layer.
     pub hidden: &'a mut Vec<f32>,
 }
 
 /// Hears what a step yields, while it runs.
 pub trait StepObserver {
-    /// K and V of this layer are in the arena for every row of the step, and will not change. The layer's attention has not begun: a push of the layer
-    /// overlaps with it.
+    /// K and V of this layer are in the arena for every row of the step, and will not change. The
+    /// layer's attention has not begun: a push of the layer overlaps with it.
     fn kv_ready(&mut self, layer: u32);
 
-    /// K and V of this layer are about to be read at positions before the step's: returns once they are in the arena, or once it is known that what the step gives for a sequence
-    /// where they are not will not count. Where they come from elsewhere, layer by layer, this waits.
+    /// K and V of this layer are about to be read at positions before the step's. Returns once they
+    /// are in the arena. It also returns once it is known that the step's result will not count for
+    /// sequences without them. If they come from elsewhere, layer by layer, this waits.
     fn await_prefix(&mut self, _layer: u32) {}
 
     /// Every layer is computed; the output head follows.
@@ -87,11 +91,12 @@ pub trait Engine: Send {
     /// Where K and V live.
     fn arena(&self) -> &KvArena;
 
-    /// One forward pass over the next tokens of several sequences. A row's logits do not depend on the other rows, on how a prompt is cut into chunks, or on
-    /// the number of threads.
+    /// One forward pass over the next tokens of several sequences. A row's logits do not depend on
+    /// the other rows, on how a prompt is cut into chunks, or on the number of threads.
     fn step(&mut self, batch: &[SequenceStep<'_>], observer: &mut dyn StepObserver) -> Result<(), EngineError>;
 
-    /// A part of the layers of a forward pass over one sequence: the same bits as [`Self::step`] gives.
+    /// A part of the layers of a forward pass over one sequence: the same bits as [`Self::step`]
+    /// gives.
     fn step_layers(&mut self, slice: LayerSlice<'_>, observer: &mut dyn StepObserver) -> Result<(), EngineError>;
 }
 

@@ -1,6 +1,7 @@
 //! Model graphs, kernels and the sampler: computes tokens over paged K and V.
 //!
-//! **Invariant**: a row's logits are bitwise the same whatever the batch, the chunk boundaries, the threads, and whether prefill or decode computes it.
+//! **Invariant**: a row's logits are bitwise the same whatever the batch, the chunk boundaries, the
+//! threads, and whether prefill or decode computes it.
 
 // Tests read the clock and wait.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]

@@ -1,13 +1,17 @@
 //! An engine without a model: time from a cost model, tokens from a hash of the KV bytes.
 //!
-//! A step writes, for each layer and position, a record that depends on the layer, the position, the token and the record of the position before. A row's logits
-//! are drawn from a hash over the last record of every layer, after every record before it was checked against its neighbours: a block that was lost, swapped or
-//! left over from another sequence changes the tokens. So the real control plane and real transfers are tested, at the speed of a laptop.
+//! For each layer and position, a step writes a record of the layer, the position, the token and
+//! the record of the position before. A row's logits are drawn from a hash over the last record of
+//! every layer, after every record before it was checked against its neighbours. A block that was
+//! lost, swapped or left over from another sequence changes the tokens. So the real control plane
+//! and real transfers are tested, at the speed of a laptop.
 //!
-//! A step looks at the ends of every block, and at what lies between only where it has not seen a block between these ends: a sequence of 100,000 tokens costs a few
-//! microseconds a step. What is overlooked is a block whose middle was overwritten after it was seen, both ends as they were.
+//! A step looks at the ends of every block. It looks at what lies between only if it has not seen a
+//! block between these ends. So a sequence of 100,000 tokens costs a few microseconds a step. What
+//! is overlooked is a block whose middle was overwritten after it was seen, both ends as they were.
 //!
-//! A step ends when its time is over, counted from its beginning: what it does meanwhile is part of it.
+//! A step ends when its time is over, counted from its beginning: what it does meanwhile is part of
+//! it.
 
 #![allow(unsafe_code)] // reads and writes blocks of the arena; see each SAFETY note
 
@@ -38,7 +42,8 @@ const CHOSEN: f32 = 12.0;
 pub struct MockOptions {
     /// Layers.
     pub num_layers: u32,
-    /// Bytes of KV of a token, all layers: a multiple of 16 for each layer. The first 16 of a layer are the record, the rest is moved along.
+    /// Bytes of KV of a token, all layers: a multiple of 16 for each layer. The first 16 of a layer
+    /// are the record, the rest is moved along.
     pub kv_bytes_per_token: u32,
     /// Tokens of a block.
     pub block_tokens: u32,
@@ -118,7 +123,8 @@ fn work(batch: &[SequenceStep<'_>]) -> (u64, u64) {
 
 type Record = [u8; RECORD_BYTES];
 
-/// Records of one layer of a block that follow each other, from the first one on: seen once, and taken to be there while both ends are.
+/// Records of one layer of a block that follow each other, from the first one on. Seen once, and
+/// taken to be there while both ends are.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     records: usize,
@@ -136,7 +142,8 @@ pub struct MockEngine {
     seen: Vec<Seen>,
     /// Numbers drawn for the noise.
     drawn: u64,
-    /// Logits of tokens that the hash did not choose, for two vocabularies: a row takes one that begins where its hash says.
+    /// Logits of tokens that the hash did not choose, for two vocabularies. A row takes one that
+    /// begins where its hash says.
     noise: Vec<f32>,
     logits: Vec<f32>,
 }
@@ -183,7 +190,8 @@ impl MockEngine {
 
     fn write_record(&self, layer: u32, table: &[BlockId], position: usize, record: Record) {
         let (block, k, v) = self.place(table, position);
-        // SAFETY: the block holds a position that this step computes, so it belongs to this step alone.
+        // SAFETY: the block holds a position that this step computes, so it belongs to this step
+        // alone.
         let bytes = unsafe { self.arena.block_mut(layer, block) };
         bytes[k..k + 8].copy_from_slice(&record[..8]);
         bytes[v..v + 8].copy_from_slice(&record[8..]);
@@ -196,7 +204,8 @@ impl MockEngine {
         (table[position / tokens], row, tokens * 8 + row)
     }
 
-    /// The first 8 bytes chain the positions; the last 8 carry the token and its position, so that each record can be checked by itself.
+    /// The first 8 bytes chain the positions; the last 8 carry the token and its position, so that
+    /// each record can be checked by itself.
     fn next_record(layer: u32, position: usize, token: u32, before: Record) -> Record {
         let mut chain = 0xcbf2_9ce4_8422_2325u64 ^ u64::from(layer);
         for value in [u64::from_le_bytes(half(&before, 0)), u64::from_le_bytes(half(&before, 8)), u64::from(token)] {
@@ -235,7 +244,8 @@ impl MockEngine {
         hash
     }
 
-    /// Checks the records at these positions of one block, each against the one before; the hash with those that are wrong.
+    /// Checks the records at these positions of one block, each against the one before; the hash
+    /// with those that are wrong.
     fn check_block(
         &mut self,
         mut hash: u64,
@@ -268,8 +278,9 @@ impl MockEngine {
         hash
     }
 
-    /// Leading records of a block, of those up to `to`, that were seen to follow each other, and `before`. More than are asked for are of no use: an earlier owner may
-    /// have left the last ones.
+    /// Leading records of a block, of those up to `to`, that were seen to follow each other, and
+    /// `before`. More than are asked for are of no use: an earlier owner may have left the last
+    /// ones.
     fn known(&self, index: usize, layer: u32, table: &[BlockId], from: usize, to: usize, before: Record) -> usize {
         let Seen { records, before: seen_before, first, last } = self.seen[index];
         let as_seen = (1..=to + 1 - from).contains(&records)
@@ -376,7 +387,8 @@ impl Engine for MockEngine {
     fn step_layers(&mut self, slice: LayerSlice<'_>, observer: &mut dyn StepObserver) -> Result<(), EngineError> {
         check_slice(&slice, 1, &self.model, self.arena.layout())?;
         let LayerSlice { sequence, layers, hidden } = slice;
-        // The layers that these tokens have been through: a pass that is mixed up with another one shows.
+        // The layers that these tokens have been through: a pass that is mixed up with another one
+        // shows.
         let expected = layers.start as f32;
         if hidden.iter().any(|layers| *layers != expected) {
             return Err(EngineError::Invalid(format!("hidden numbers of another pass before layer {expected}")));
@@ -509,7 +521,7 @@ mod tests {
         let expected =
             [32..36, 36..40].map(|part| run(&mut right, &tokens[part.clone()], part.start as u32, &[0, 1, 2]).2);
         let mut wrong = engine();
-        // Nobody has looked at the first block when it is spoiled.
+        // The first block is spoiled before a step looks at it.
         let table = [BlockId(0), BlockId(1), BlockId(2)];
         let step = SequenceStep { tokens: &tokens[..32], start: 0, block_table: &table, logits: LogitsWanted::None };
         wrong.step(&[step], &mut Heard::default()).unwrap();
@@ -524,7 +536,8 @@ mod tests {
         other[5] = 99;
         let mut engine = engine();
         run(&mut engine, &long, 0, &[4, 5]);
-        // The same first token, and another one later: the block's last record is still the earlier owner's.
+        // The same first token, and another one later: the block's last record is still the earlier
+        // owner's.
         long.truncate(12);
         other.truncate(12);
         let step = |tokens| SequenceStep { tokens, start: 0, block_table: &[BlockId(4)], logits: LogitsWanted::None };

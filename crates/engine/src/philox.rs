@@ -1,4 +1,5 @@
-//! Philox 4x32-10: random numbers as a function of (key, counter), without state (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
+//! Philox 4x32-10: random numbers as a function of (key, counter), without state. (Salmon, Moraes,
+//! Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
 
 const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];

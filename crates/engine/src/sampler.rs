@@ -1,7 +1,9 @@
 //! From logits to a token.
 //!
-//! The order is: penalties, biases and bans, the mask of structured output, temperature, top-k, top-p (of what top-k left), min-p, draw. Draw `i` of a request is a function of (seed, i), the tokens so far and the
-//! parameters: a request that is recovered on another node draws the same tokens.
+//! The order is: penalties, biases and bans, the mask of structured output, temperature, top-k,
+//! top-p (of what top-k left), min-p, draw. Draw `i` of a request is a function of (seed, i), the
+//! tokens so far and the parameters. So a request that is recovered on another node draws the same
+//! tokens.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -21,15 +23,17 @@ const TOP_P_FIRST: usize = 64;
 pub struct Sampled {
     /// The token.
     pub token: TokenId,
-    /// Its log-probability and the alternatives, where the parameters ask for them.
+    /// Its log-probability and the alternatives, if the parameters ask for them.
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// Draws the token that follows `prompt` and `output`. `params` are valid; the index of the draw is `output.len()`. `mask`: a bit per token, from the lowest
-/// bit of the first word on, without which a token is not drawn.
+/// Draws the token that follows `prompt` and `output`. `params` are valid; the index of the draw is
+/// `output.len()`. `mask`: a bit per token, from the lowest bit of the first word on, without which
+/// a token is not drawn.
 ///
 /// # Errors
-/// [`EngineError::NotFinite`] where a logit is NaN or infinite (minus infinity, for a masked token, is allowed unless all are).
+/// [`EngineError::NotFinite`] if a logit is NaN or infinite (minus infinity, for a masked token, is
+/// allowed unless all are).
 pub fn sample(
     logits: &[f32],
     params: &SamplingParams,
@@ -43,7 +47,8 @@ pub fn sample(
     if let Some(mask) = mask
         && !apply(&mut penalized, mask)
     {
-        // All that the form lets come next is banned, the end of an answer that is complete for one: the form goes first.
+        // All that the form lets come next is banned, the end of an answer that is complete for
+        // one: the form goes first.
         penalized = penalize(logits, params, prompt, output);
         apply(&mut penalized, mask);
         check_finite(Isa::of_process(), &penalized)?;
@@ -60,8 +65,9 @@ pub fn sample(
     Ok(Sampled { token, logprobs })
 }
 
-/// Log-probabilities at a position of the prompt: of the `token` that follows there (`None` at the end of the prompt), and the `n` most probable ones, best
-/// first, ties by smaller id.
+/// Log-probabilities at a position of the prompt. They are of the `token` that follows there
+/// (`None` at the end of the prompt), and of the `n` most probable ones, best first, ties by
+/// smaller id.
 ///
 /// # Errors
 /// As [`sample`].
@@ -131,7 +137,8 @@ fn penalize<'a>(logits: &'a [f32], params: &SamplingParams, prompt: &[TokenId], 
     logits
 }
 
-/// Biases, and bans: of end tokens before there are enough, and of the last token of a word that is not wanted.
+/// Biases, and bans: of end tokens before there are enough, and of the last token of a word that is
+/// not wanted.
 fn favour(logits: &mut Cow<'_, [f32]>, params: &SamplingParams, output: &[TokenId]) {
     for &(token, bias) in &params.logit_bias {
         if let Some(logit) = logits.to_mut().get_mut(token as usize) {
@@ -190,7 +197,7 @@ fn candidates(logits: &[f32], params: &SamplingParams) -> Vec<(TokenId, f32)> {
     tokens.into_iter().map(|token| (token, weight(token))).collect()
 }
 
-/// Brings the `n` best tokens to the front, best first, ties by smaller id.
+/// Moves the `n` best tokens to the front, best first, ties by smaller id.
 fn rank(tokens: &mut [TokenId], n: usize, logits: &[f32]) {
     let order = |a: &TokenId, b: &TokenId| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
     if n < tokens.len() {

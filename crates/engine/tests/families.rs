@@ -1,4 +1,5 @@
-//! Tiny random models of each family, from safetensors folders and from GGUF: logits are those of `transformers` (see `fixtures/generate.py`).
+//! Tiny random models of each family, from safetensors folders and from GGUF: logits are those of
+//! `transformers` (see `fixtures/generate.py`).
 
 #![allow(clippy::unwrap_used)] // tests: a panic is the failure
 
@@ -29,7 +30,8 @@ fn difference(found: &[Vec<f32>], expected: &Expected) -> f32 {
     differences.fold(0.0, |worst, d| if d > worst || d.is_nan() { d } else { worst })
 }
 
-/// How far logits may be off: `exact` where products are exact; with bfloat16, which has 8 bits, rounding shows in the second digit of logits of some 10.
+/// How far logits may be off. `exact` if products are exact. With bfloat16, which has 8 bits,
+/// rounding shows in the second digit of logits of some 10.
 fn most(engine: &impl Engine, exact: f32) -> f32 {
     if engine.model().kv_class.starts_with("cpu-bf16") { 0.3 } else { exact }
 }
@@ -67,7 +69,8 @@ fn a_folder_and_its_gguf_twin_compute_the_same_with_rounded_kv() {
                 run(&mut engine, &expected.tokens, &table, 33)
             });
             assert!(difference(&logits[0], &expected) < most, "{family} {dtype:?}");
-            // Frequencies of llama3 come as rounded factors in GGUF; all else is the same numbers in the same order.
+            // Frequencies of llama3 come as rounded factors in GGUF; all else is the same numbers
+            // in the same order.
             let same = logits[0].iter().zip(&logits[1]).all(|(a, b)| same_bits(a, b));
             assert!(same || family == "llama3", "{family} {dtype:?}");
         }

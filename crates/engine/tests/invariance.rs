@@ -1,4 +1,5 @@
-//! A row's logits are bitwise the same, whatever else the step computes. (`smollm2.rs` repeats it briefly on a real model.)
+//! A row's logits are bitwise the same, whatever else the step computes. (`smollm2.rs` repeats it
+//! briefly on a real model.)
 
 #![allow(clippy::unwrap_used)] // tests: a panic is the failure
 
@@ -29,7 +30,8 @@ fn assert_same(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
     }
 }
 
-/// The weights of `llama2` in 8 bits, where rows are whole blocks of 32; the others stay in single precision.
+/// The weights of `llama2` in 8 bits, if rows are whole blocks of 32; the others stay in single
+/// precision.
 fn quantized() -> NamedTempFile {
     retyped(&fixture("llama2").join("model.gguf"), |tensor| {
         let whole = tensor.shape.len() == 2 && tensor.shape[1].is_multiple_of(32);
@@ -111,7 +113,8 @@ fn a_batch_of_sixteen_does_not_show() {
     }
 }
 
-/// Four steps that mix prompts, later chunks of them and single tokens: each row is what it is alone.
+/// Four steps that mix prompts, later chunks of them and single tokens: each row is what it is
+/// alone.
 fn batch_is_as_alone(path: &Path, options: &CpuOptions, prompts: &[Vec<TokenId>], expected: &[Vec<Vec<f32>>]) {
     let mut together = load(path, options);
     let tables: Vec<_> = (0..16).map(|i| table(&together, i * 16, 240)).collect();
@@ -148,7 +151,8 @@ fn rows_whose_logits_are_not_wanted_do_not_show() {
             });
             let expected: Vec<_> = alone.collect();
             for (first, rows) in [(parts.map(|part| part.1), &rows[..]), ([None; 7], &[])] {
-                // With an arena of its own: what the first step leaves out, the second does not find.
+                // With an arena of its own: what the first step leaves out, the second does not
+                // find.
                 let mut engine = load();
                 let tables: Vec<_> = (0..7).map(|i| table(&engine, i * 16, 240)).collect();
                 let last: Vec<_> = prompts.iter().enumerate().map(|(i, prompt)| (i, prompt.len() - 1)).collect();
@@ -228,7 +232,8 @@ fn the_end_of_a_prompt_follows_its_beginning_layer_by_layer_on_another_engine() 
         prefill.step(&[step], &mut Recorder::default()).unwrap();
         let (mut recorder, mut hidden) = (Recorder::default(), Vec::new());
         for layer in 0..2 {
-            // Nothing of the layers behind it is there yet; other sequences have their steps between.
+            // Nothing of the layers behind it is there yet; other sequences have their steps
+            // between.
             push(&prefill, &decode, layer, 7);
             let sequence = SequenceStep { tokens: &prompt[48..], start: 48, block_table: &backward, logits };
             let slice = LayerSlice { sequence, layers: layer..layer + 1, hidden: &mut hidden };
@@ -254,7 +259,7 @@ struct Watcher<'a> {
 impl StepObserver for Watcher<'_> {
     #[allow(unsafe_code)] // reads the arena as a push does
     fn kv_ready(&mut self, layer: u32) {
-        // SAFETY: the layer is ready: nobody writes it any more.
+        // SAFETY: the layer is ready: no writer has it any more.
         self.seen.push(unsafe { self.arena.block(layer, BlockId(2)).to_vec() });
     }
 

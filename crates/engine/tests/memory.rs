@@ -1,4 +1,5 @@
-//! How much memory a model takes while it is loaded, and after. In a process of its own, whose peak the system keeps.
+//! How much memory a model takes while it is loaded, and after. In a process of its own, whose peak
+//! the system keeps.
 
 #![allow(clippy::unwrap_used)] // tests: a panic is the failure
 

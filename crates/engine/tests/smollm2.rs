@@ -36,8 +36,9 @@ fn reference() -> Vec<Entry> {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// Longest prompts of the reference that are computed with instruction sets that are not the fastest, tokens: all of them take minutes (`make test-long`), and within a class
-/// all compute the same bits.
+/// Longest prompts of the reference that are computed with instruction sets that are not the
+/// fastest, tokens. All of them take minutes (`make test-long`), and within a class all compute the
+/// same bits.
 const SLOWER_PROMPT: usize = 8;
 /// All of them.
 const EVERY_PROMPT: usize = usize::MAX;
@@ -47,7 +48,8 @@ struct Differences {
     /// Of the best token's log-probability.
     mean: f32,
     most: f32,
-    /// The largest margin by which the reference's best token leads where another is the engine's, and where that is.
+    /// The largest margin by which the reference's best token leads if another is the engine's, and
+    /// where that is.
     missed: (f32, String),
 }
 
@@ -79,7 +81,7 @@ fn differences(mut engine: CpuEngine, most: usize) -> Differences {
     Differences { mean, most: differences.into_iter().fold(0.0, f32::max), missed }
 }
 
-/// How near to the reference an arithmetic has to be.
+/// How near to the reference a compute dtype has to be.
 struct Near {
     /// Mean difference of log-probabilities.
     mean: f32,
@@ -91,8 +93,9 @@ struct Near {
 
 /// Single precision, and bfloat16.
 const EXACT: Near = Near { mean: 0.03, most: 0.25, sure: Some(0.15) };
-/// 8 bits move log-probabilities by 0.036 on average, and which tokens that swaps changes with every order of summation. So a margin says little here:
-/// `crates/bench/tests/score.rs` counts swapped tokens over a whole text, beside llama.cpp's.
+/// 8 bits move log-probabilities by 0.036 on average, and which tokens that swaps changes with
+/// every order of summation. So a margin says little here: `crates/bench/tests/score.rs` counts
+/// swapped tokens over a whole text, beside llama.cpp's.
 const QUANTIZED: Near = Near { mean: 0.05, most: 0.5, sure: None };
 
 /// On every instruction set; those that are not the fastest over short prompts.
@@ -140,7 +143,7 @@ fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_bfloat1
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_codes_that_become_bfloat16() {
+fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_quants_that_become_bfloat16() {
     let path = real_model();
     assert_near(&path, ComputeDtype::Bf16, "cpu-bf16", &EXACT);
 }
@@ -149,7 +152,8 @@ fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_codes_t
 #[ignore = "needs a model: BATON_MODEL"]
 fn matrices_of_parts_of_several_types_are_near_the_reference() {
     let path = real_model();
-    // As files for k-quants have it: values, and what goes down, in more bits than what they are fused with, or are beside.
+    // As files for k-quants have it: values, and what goes down, in more bits than what they are
+    // fused with, or are beside.
     let wider = |name: &str| name.contains("attn_v") || name.contains("ffn_up") || name.contains("ffn_down");
     let file = retyped(&path, |tensor| if wider(tensor.name) { Dtype::Q8_0 } else { tensor.dtype });
     // These weights were rounded once more than the reference's.
@@ -198,7 +202,8 @@ fn a_row_is_the_same_alone_in_a_batch_chunked_and_on_more_threads() {
     }
 }
 
-/// 16 sequences in steps that mix prompts, later chunks of them and single tokens: our tenth has in each the logits that it has alone.
+/// 16 sequences in steps that mix prompts, later chunks of them and single tokens: our tenth has in
+/// each the logits that it has alone.
 fn batch_is_as_alone(path: &Path, isa: Isa, prompt: &[TokenId], expected: &[Vec<f32>]) {
     let mut engine = load(path, &CpuOptions { isa: Some(isa), ..options(2, KvDtype::F16, 16 * 160) });
     let other = |i: usize| tokens(i as u32 + 2, 49_152, 10 + 9 * i);
@@ -210,7 +215,8 @@ fn batch_is_as_alone(path: &Path, isa: Isa, prompt: &[TokenId], expected: &[Vec<
     }
 }
 
-/// Several sequences of several splits of 256 positions each, of which each is a task of its own where there are few.
+/// Several sequences of several splits of 256 positions each, of which each is a task of its own if
+/// there are few.
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
 fn long_sequences_of_a_batch_are_as_alone() {

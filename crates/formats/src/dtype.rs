@@ -106,7 +106,8 @@ impl Dtype {
         })
     }
 
-    /// Bytes of `elements` elements; `None` if they are no whole number of blocks or the product overflows.
+    /// Bytes of `elements` elements; `None` if they are no whole number of blocks or the product
+    /// overflows.
     pub const fn bytes_of(self, elements: usize) -> Option<usize> {
         if !elements.is_multiple_of(self.block_elements()) {
             return None;

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use baton_types::ErrorKind;
 
-/// Why a model file is refused. Each names the file, the field or tensor, what was found and what is allowed; text taken from the file is escaped and cut.
+/// Why a model file is refused. Each names the file, the field or tensor, what was found and what
+/// is allowed; text taken from the file is escaped and cut.
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
     /// The operating system could not open or read the file.
@@ -66,7 +67,7 @@ pub enum FormatError {
     /// The caller's rows, bytes or buffer do not fit the tensor: a bug of the caller.
     #[error("tensor {tensor}: {what}: found {found}, expected {expected}")]
     Buffer {
-        /// The tensor, or the type where there is no tensor.
+        /// The tensor, or the type if there is no tensor.
         tensor: String,
         /// What does not fit.
         what: &'static str,
@@ -120,7 +121,8 @@ impl FormatError {
 /// Characters of a file's own text that an error repeats.
 const QUOTED_CHARS: usize = 80;
 
-/// Text from an untrusted file, shown in quotes, escaped and cut, so that it can neither flood nor forge a log line.
+/// Text from an untrusted file, shown in quotes, escaped and cut, so that it can neither flood nor
+/// forge a log line.
 pub(crate) struct Quoted<'a>(pub &'a str);
 
 impl Display for Quoted<'_> {

@@ -13,7 +13,7 @@ use crate::FormatError;
 pub(crate) enum Bytes {
     /// Those of a file, which come to memory when they are read.
     Mapped(Mmap),
-    /// Those that somebody has in memory.
+    /// Those that a process has in memory.
     Given(Box<dyn AsRef<[u8]> + Send + Sync>),
 }
 
@@ -30,7 +30,8 @@ impl Bytes {
         let Self::Mapped(map) = self else { return };
         let offset = (part.as_ptr() as usize).wrapping_sub(map.as_ptr() as usize);
         if offset.checked_add(part.len()).is_some_and(|end| end <= map.len()) {
-            // SAFETY: a read-only map of a file: what is read again comes from the file again, the same.
+            // SAFETY: a read-only map of a file: what is read again comes from the file again, the
+            // same.
             let released = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, part.len()) };
             debug_assert!(released.is_ok(), "{released:?}");
         }
@@ -41,7 +42,8 @@ impl Bytes {
 ///
 /// # Errors
 ///
-/// The file cannot be opened or mapped, or is no regular file (opening a pipe would wait for its writer).
+/// The file cannot be opened or mapped, or is no regular file (opening a pipe would wait for its
+/// writer).
 pub(crate) fn map_file(path: &Path) -> Result<Bytes, FormatError> {
     let about = std::fs::metadata(path).map_err(FormatError::io(path))?;
     if !about.is_file() {
@@ -49,8 +51,9 @@ pub(crate) fn map_file(path: &Path) -> Result<Bytes, FormatError> {
         return Err(FormatError::invalid(path, "model file", found, "a regular file"));
     }
     let file = File::open(path).map_err(FormatError::io(path))?;
-    // SAFETY: the map is read-only and is used as bytes only, for which any content is valid. That nobody changes the file while it is open is
-    // asked of the operator (crate documentation): weights are files that are replaced, not written in place. It gains that a model's bytes are shared by the
-    // processes of a machine and never copied.
+    // SAFETY: the map is read-only and is used as bytes only, for which any content is valid. The
+    // operator is asked not to change the file while it is open (crate documentation): weights are
+    // files that are replaced, not written in place. It gains that a model's bytes are shared by
+    // the processes of a machine and never copied.
     unsafe { Mmap::map(&file) }.map(Bytes::Mapped).map_err(FormatError::io(path))
 }

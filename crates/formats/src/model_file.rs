@@ -16,7 +16,8 @@ pub enum ModelFile {
 }
 
 impl ModelFile {
-    /// Opens a folder, or a file whose kind its first bytes say: GGUF has a magic; a safetensors file has none and needs its extension.
+    /// Opens a folder, or a file whose kind its first bytes say: GGUF has a magic; a safetensors
+    /// file has none and needs its extension.
     ///
     /// # Errors
     ///
@@ -69,7 +70,8 @@ impl ModelFile {
         }
     }
 
-    /// A tensor of the file has been read: its bytes need not stay in this process's memory, and come from the file if they are read again.
+    /// A tensor of the file has been read. Its bytes need not stay in this process's memory, and
+    /// come from the file if they are read again.
     pub fn release(&self, tensor: &TensorView<'_>) {
         match self {
             Self::Gguf(file) => file.release(tensor),

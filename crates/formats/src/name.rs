@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-/// The name that clients use where the operator gives none: the file's or folder's name, without `.gguf` or `.safetensors`.
+/// The name that clients use if the operator gives none: the file's or folder's name, without
+/// `.gguf` or `.safetensors`.
 pub fn model_name(path: &Path) -> String {
     let known = path.extension().is_some_and(|extension| extension == "gguf" || extension == "safetensors");
     let name = if known { path.file_stem() } else { path.file_name() };

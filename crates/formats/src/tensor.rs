@@ -5,14 +5,16 @@ use std::ops::Range;
 use crate::error::Quoted;
 use crate::{CodeBlock, Dtype, FormatError, codes, dequantize};
 
-/// A tensor in a mapped file. Views from this crate's readers have `data` that fits `shape` and `dtype`, and rows of whole blocks.
+/// A tensor in a mapped file. Views from this crate's readers have `data` that fits `shape` and
+/// `dtype`, and rows of whole blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorView<'a> {
     /// Name in the file.
     pub name: &'a str,
     /// Element type.
     pub dtype: Dtype,
-    /// Row-major, outermost first; the elements of the last dimension lie side by side. (GGUF writes its dimensions the other way round.) Empty for a scalar.
+    /// Row-major, outermost first; the elements of the last dimension lie side by side. (GGUF
+    /// writes its dimensions the other way round.) Empty for a scalar.
     pub shape: Vec<usize>,
     /// The bytes in the file, of any alignment.
     pub data: &'a [u8],
@@ -35,7 +37,8 @@ impl TensorView<'_> {
         self.shape[..outer].iter().product()
     }
 
-    /// Dequantizes the rows of `range` to `out`, which holds exactly `range.len() * row_elements()` elements.
+    /// Dequantizes the rows of `range` to `out`, which holds exactly `range.len() * row_elements()`
+    /// elements.
     ///
     /// # Errors
     ///
@@ -64,11 +67,12 @@ impl TensorView<'_> {
         self.dequantize_rows(0..self.rows(), out)
     }
 
-    /// The codes of one row of a quantized tensor; `out` holds a 32nd of its elements.
+    /// The quants of one row of a quantized tensor; `out` holds a 32nd of its elements.
     ///
     /// # Errors
     ///
-    /// [`FormatError::Buffer`] if the row lies outside the tensor, `out` has another length, or the type is not quantized.
+    /// [`FormatError::Buffer`] if the row lies outside the tensor, `out` has another length, or the
+    /// type is not quantized.
     pub fn row_codes(&self, row: usize, out: &mut [CodeBlock]) -> Result<(), FormatError> {
         let data = if row < self.rows() { self.row_bytes(&(row..row + 1)) } else { None };
         let data = data.ok_or_else(|| FormatError::buffer(Quoted(self.name), "row", row, self.rows()))?;

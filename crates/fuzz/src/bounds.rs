@@ -1,4 +1,5 @@
-//! Bounds of one input: live bytes and time. What breaks them ends the process, because nothing else stops it safely.
+//! Bounds of one input: live bytes and time. What breaks them ends the process, because nothing
+//! else stops it safely.
 
 #![allow(unsafe_code)] // a global allocator is unsafe by its trait
 
@@ -21,7 +22,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// What one input may cost.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Bytes held at any moment beyond those held before.
+    /// Bytes allocated at any moment beyond those allocated before.
     pub bytes: usize,
     /// The same, for each byte of the input.
     pub bytes_per_byte: usize,
@@ -66,7 +67,8 @@ fn end(problem: std::fmt::Arguments<'_>) -> ! {
     abort();
 }
 
-// SAFETY: all calls go to the system's allocator unchanged; the counters are atomics. Where a limit is broken the process ends instead of returning.
+// SAFETY: all calls go to the system's allocator unchanged; the counters are atomics. If a limit is
+// broken, the process ends instead of returning.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         grow(layout.size());
@@ -89,14 +91,16 @@ unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // Both may exist for a moment, and the old one is counted until the new one is there.
         grow(size);
-        // SAFETY: `pointer` came from `System` with this layout, and the caller's promises about `size` are passed on.
+        // SAFETY: `pointer` came from `System` with this layout, and the caller's promises about
+        // `size` are passed on.
         let migrated = unsafe { System.realloc(pointer, layout, size) };
         shrink(if migrated.is_null() { size } else { layout.size() });
         migrated
     }
 }
 
-/// When the current input began, in milliseconds since the watch did, and 1 more; 0: none is being read.
+/// When the current input began, in milliseconds since the watch did, and 1 more; 0: none is being
+/// read.
 static BEGAN: AtomicU64 = AtomicU64::new(0);
 
 /// Watches over inputs, one after the other, until it is dropped.
@@ -115,7 +119,8 @@ pub(crate) struct Cost {
     pub(crate) time: Duration,
 }
 
-/// What the last panic of an input said. Many are caught where they belong, and must not fill a log.
+/// What the last panic of an input said. Many are caught where they belong, and must not fill a
+/// log.
 static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
 
 /// Keeps what panics of inputs say for [`last_panic`]. `RUST_BACKTRACE` shows them at once.

@@ -27,11 +27,11 @@ pub struct Report {
     pub inputs: u32,
     /// How long all took.
     pub time: Duration,
-    /// Most bytes that an input held.
+    /// Most bytes that an input had allocated.
     pub most_bytes: usize,
     /// The slowest input.
     pub slowest: Duration,
-    /// Bytes that are held in the end and were not before the first changed seed.
+    /// Bytes that are allocated in the end and were not before the first changed seed.
     pub kept_bytes: usize,
 }
 
@@ -74,7 +74,8 @@ impl CurrentInput {
 /// Runs a target on its findings, its seeds, and changed seeds.
 ///
 /// # Panics
-/// The target does. One that takes too much memory or time ends the process. The input is in a file of `options.folder` then, as standard error says.
+/// The target does. One that takes too much memory or time ends the process. The input is in a file
+/// of `options.folder` then, as standard error says.
 pub fn fuzz(target: &Target, options: &Options) -> Report {
     let current = CurrentInput::new(&options.folder, target.name);
     let (path, name) = (current.path.display(), target.name);

@@ -1,7 +1,10 @@
-//! Fuzzing of everything untrusted that Baton reads: one [`Target`] for each kind of input, and two drivers over the same list.
+//! Fuzzing of everything untrusted that Baton reads: one [`Target`] for each kind of input, and two
+//! drivers over the same list.
 //!
-//! - `tests/fuzz.rs` changes the seeds of each target at random, a fixed number of times from a fixed seed (`make test`).
-//! - `libfuzzer/` lets libFuzzer search for inputs that reach new code (`scripts/fuzz.sh`, `make test-long`).
+//! - `tests/fuzz.rs` changes the seeds of each target at random, a fixed number of times from a
+//!   fixed seed (`make test`).
+//! - `libfuzzer/` lets libFuzzer search for inputs that reach new code (`scripts/fuzz.sh`, `make
+//!   test-long`).
 //!
 //! Both run every file of `findings/TARGET/` first: inputs that once broke something.
 //!

@@ -1,6 +1,7 @@
 //! Changes to inputs, the same ones for the same seed.
 
-/// A small generator (SplitMix64: Steele, Lea and Flood, 2014), so that a seed names the same inputs for ever.
+/// A small generator (SplitMix64: Steele, Lea and Flood, 2014), so that a seed names the same
+/// inputs for ever.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
@@ -73,7 +74,7 @@ const NUMBERS: [&str; 12] = [
 
 /// Longest piece that is copied or removed at once.
 const MAX_PIECE: usize = 256;
-/// Replications of a piece put one after the other: where depth and quadratic time show.
+/// Copies of a piece, one after the other: they show depth and quadratic time.
 const MOST_COPIES: usize = 4096;
 
 /// Makes inputs of seeds.

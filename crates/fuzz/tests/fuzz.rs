@@ -1,6 +1,8 @@
-//! Each target on its findings, its seeds, and a fixed number of changed seeds. `BATON_TEST_SEED=N` draws other changes; `BATON_FUZZ_INPUTS=N` sets how many.
+//! Each target on its findings, its seeds, and a fixed number of changed seeds. `BATON_TEST_SEED=N`
+//! draws other changes; `BATON_FUZZ_INPUTS=N` sets how many.
 //!
-//! What ends a test early is in the file that the test names. In `crates/fuzz/findings/TARGET/` it is run first from then on.
+//! What ends a test early is in the file that the test names. In `crates/fuzz/findings/TARGET/` it
+//! is run first from then on.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +13,8 @@ use baton_fuzz::{CountingAllocator, Limits, Options, TARGETS, Target, fuzz};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// What targets may keep between inputs. The library `tokenizers` keeps about 600 bytes of each tokenizer in each thread; a process loads one.
+/// What targets may keep between inputs. The library `tokenizers` keeps about 600 bytes of each
+/// tokenizer in each thread; a process loads one.
 const MOST_KEPT: usize = 16 << 20;
 const MOST_KEPT_PER_INPUT: usize = 1 << 10;
 

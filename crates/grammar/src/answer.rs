@@ -1,4 +1,5 @@
-//! What a whole answer may be: thoughts, then text, a form, or calls of tools, with the marks that the model writes between them.
+//! What a whole answer may be: thoughts, then text, a form, or calls of tools, with the marks that
+//! the model writes between them.
 
 use std::fmt::Write;
 
@@ -15,7 +16,8 @@ pub struct Tool {
     pub name: String,
     /// JSON schema of its arguments, an object.
     pub parameters: Map<String, Value>,
-    /// Whether a schema that cannot be held to is an error. Otherwise what it says beyond is left to the model.
+    /// Whether a schema that cannot be held to is an error. Otherwise what it says beyond is left
+    /// to the model.
     pub is_strict: bool,
 }
 
@@ -65,7 +67,8 @@ const SPACE: &str = r"/[ \t\n\r]{0,8}/";
 const TEXT: &str = r"/(.|\n)*/";
 
 impl Answer<'_> {
-    /// The grammar in llguidance's dialect of Lark, or a list of such; `None` if any answer will do.
+    /// The grammar in llguidance's dialect of Lark, or a list of such; `None` if any answer will
+    /// do.
     ///
     /// # Errors
     /// The form is none, or the model has no way to ask for tools.
@@ -106,7 +109,7 @@ impl Answer<'_> {
         }
     }
 
-    /// A mark, as a token where it is one.
+    /// A mark, as a token if it is one.
     fn mark(&self, mark: &str) -> String {
         self.tokenizer.special_token(mark).map_or_else(|| lark_string(mark), |token| format!("<[{token}]>"))
     }

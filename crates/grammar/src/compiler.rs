@@ -18,11 +18,13 @@ use crate::GrammarError;
 use crate::matcher::Matcher;
 use crate::problem::problem;
 
-/// Stack of a compilation: references that lead to each other take some KiB each, and a grammar of the largest size has thousands.
+/// Stack of a compilation: references that lead to each other take some KiB each, and a grammar of
+/// the largest size has thousands.
 const STACK_BYTES: usize = 256 << 20;
 /// Grammars that are kept compiled.
 const KEPT: usize = 16;
-/// Most processor time of a compilation that the conductor lets pass: on a node, a step waits for it. Schemas of 60 KiB take up to 26 ms.
+/// Most processor time of a compilation that the conductor lets pass: on a node, a step waits for
+/// it. Schemas of 60 KiB take up to 26 ms.
 const MAX_COMPILE: Duration = Duration::from_millis(150);
 /// Before the text of a special token, so that no text is taken for one.
 const SPECIAL: u8 = 0xff;
@@ -96,8 +98,8 @@ impl GrammarCompiler {
         Ok(())
     }
 
-    /// Compiles a grammar in llguidance's dialect of Lark, or a list of such. Takes milliseconds, or what [`Self::check`] lets pass: not for the async
-    /// threads.
+    /// Compiles a grammar in llguidance's dialect of Lark, or a list of such. Takes milliseconds,
+    /// or what [`Self::check`] lets pass: not for the async threads.
     ///
     /// # Errors
     /// It is no grammar, or one that is too large or costs too much.
@@ -110,8 +112,9 @@ impl GrammarCompiler {
         Ok(matcher)
     }
 
-    /// The same for an output that a matcher could not go on with. All outputs of a compiled grammar share the states of its lexer, which have a bound: what
-    /// others were about must not count against this one, so it gets a fresh compilation, and so does who comes next.
+    /// The same for an output that a matcher could not go on with. All outputs of a compiled
+    /// grammar share the states of its lexer, which have a bound. What other outputs used must not
+    /// count against this one. So it gets a fresh compilation, and so does the next output.
     ///
     /// # Errors
     /// As [`Self::compile`].
@@ -124,7 +127,8 @@ impl GrammarCompiler {
         Ok(matcher)
     }
 
-    /// Compiles on a thread with a stack that is large enough; with the processor time that it took.
+    /// Compiles on a thread with a stack that is large enough; with the processor time that it
+    /// took.
     fn compile_aside(&self, grammar: &str) -> Result<(Matcher, Duration), GrammarError> {
         let bytes = grammar.len();
         if bytes > MAX_GRAMMAR_BYTES {

@@ -6,7 +6,8 @@ use serde_json::{Map, Value, json};
 
 use crate::GrammarError;
 
-/// White space between two tokens of JSON: a space, or a new line and its indentation. Without a bound a model can write spaces for ever.
+/// White space between two tokens of JSON: a space, or a new line and its indentation. Without a
+/// bound a model can write spaces for ever.
 const WHITE_SPACE: &str = r"( |\n[ \t]{0,16})";
 /// Largest common multiple of the values of `multipleOf`.
 const MOST_REMAINDERS: u64 = 10_000;
@@ -31,7 +32,8 @@ pub enum Form {
 }
 
 impl Form {
-    /// What a rule of a Lark grammar is to be: `answer: ` and this. The grammar needs [`Self::beside`] then.
+    /// What a rule of a Lark grammar is to be: `answer: ` and this. The grammar needs
+    /// [`Self::beside`] then.
     ///
     /// # Errors
     /// A schema is no JSON object or boolean, a regular expression or a list of choices is empty.
@@ -56,8 +58,8 @@ impl Form {
         }
     }
 
-    /// A grammar with [`Self::rule`] in it, and what that needs beside it. A client's grammar stays one of its own: in the other one a brace could end it, and
-    /// errors would name other lines.
+    /// A grammar with [`Self::rule`] in it, and what that needs beside it. A client's grammar stays
+    /// one of its own: in the other one a brace could end it, and errors would name other lines.
     pub fn beside(&self, grammar: String) -> String {
         let Self::Lark(own) = self else { return grammar };
         json!({ "grammars": [{ "lark_grammar": grammar }, { "name": OWN_GRAMMAR, "lark_grammar": own }] }).to_string()
@@ -85,7 +87,8 @@ pub(crate) fn json_rule(mut schema: Value, lenient: bool) -> Result<String, Gram
     Ok(format!("%json {schema}"))
 }
 
-/// The library has a state for each remainder, and of several at once for each remainder by their least common multiple: a million takes half a minute.
+/// The library has a state for each remainder, and for several at once, for each remainder by their
+/// least common multiple. A million takes half a minute.
 fn check_multiples(schema: &Value) -> Result<(), GrammarError> {
     let mut common = 1;
     let mut left = vec![schema];

@@ -1,11 +1,14 @@
 //! Structured output: grammars, compiled against a vocabulary, that say which tokens may come next.
 //!
-//! The conductor writes a grammar ([`Form`]) and compiles it to refuse what cannot be; nodes compile it to mask ([`Matcher`]). A matcher is a function of the
-//! grammar and the output so far: a sequence that moves to another node needs nothing else.
+//! The conductor writes a grammar ([`Form`]) and compiles it to refuse what cannot be; nodes
+//! compile it to mask ([`Matcher`]). A matcher is a function of the grammar and the output so far:
+//! a sequence that moves to another node needs nothing else.
 //!
-//! **Invariant**: no grammar takes more memory, stack or time than [`compile`](GrammarCompiler::compile)'s bounds; a panic of the library is an error here.
+//! **Invariant**: no grammar takes more memory, stack or time than
+//! [`compile`](GrammarCompiler::compile)'s bounds; a panic of the library is an error here.
 //!
-//! Grammars are those of [llguidance](https://github.com/guidance-ai/llguidance), in its dialect of Lark.
+//! Grammars are those of [llguidance](https://github.com/guidance-ai/llguidance), in its dialect of
+//! Lark.
 
 // Tests read the clock.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]

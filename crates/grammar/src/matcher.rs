@@ -12,7 +12,8 @@ use crate::problem::{TOO_COMPLEX, problem};
 pub struct Mask(pub(crate) SimpleVob);
 
 impl Mask {
-    /// A bit per token, from the lowest bit of the first word on. Tokens beyond its end may not come.
+    /// A bit per token, from the lowest bit of the first word on. Tokens beyond its end may not
+    /// come.
     pub fn words(&self) -> &[u32] {
         self.0.as_slice()
     }
@@ -27,7 +28,8 @@ impl Mask {
 #[derive(Clone)]
 pub struct Matcher {
     inner: Inner,
-    /// Which compilation it comes from: clones share what they find out of the grammar, and its bound.
+    /// Which compilation it comes from: clones share what they find out of the grammar, and its
+    /// bound.
     compilation: u64,
     taken: usize,
 }
@@ -56,7 +58,7 @@ impl Matcher {
         Ok(())
     }
 
-    /// Which tokens may come next: the end tokens alone where the grammar is at its end.
+    /// Which tokens may come next: the end tokens alone if the grammar is at its end.
     ///
     /// # Errors
     /// To find out costs more than it may, or nothing may.

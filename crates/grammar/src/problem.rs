@@ -20,7 +20,8 @@ const MEANINGS: [(&str, &str); 9] = [
 pub(crate) const TOO_COMPLEX: &str =
     "it is too complex: shorten it, or make it less ambiguous, for example with required properties";
 
-/// A problem in a line. Places are named in a client's grammar alone: those in one that was composed of other forms say nothing.
+/// A problem in a line. Places are named in a client's grammar alone: those in one that was
+/// composed of other forms say nothing.
 pub(crate) fn problem(grammar: &str, error: &str) -> String {
     let (mut line, mut rest) = (None, error);
     // What encloses the place comes before it.

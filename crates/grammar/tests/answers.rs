@@ -1,4 +1,5 @@
-//! Whatever a model draws under an answer's grammar, the parser of its family reads calls of the tools, and forms, out of it.
+//! Whatever a model draws under an answer's grammar, the parser of its family reads calls of the
+//! tools, and forms, out of it.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +9,8 @@ use baton_grammar::{Answer, Calls, Form, GrammarCompiler, Thoughts, Tool};
 use baton_text::{DecodeOptions, OutputEvent, OutputFormat, Tokenizer};
 use serde_json::{Value, json};
 
-/// A family: how its template spells calls, and its marks, each a special token or a token that is text.
+/// A family: how its template spells calls, and its marks, each a special token or a token that is
+/// text.
 struct Family {
     name: &'static str,
     template: &'static str,
@@ -74,7 +76,8 @@ impl Random {
     }
 }
 
-/// Draws tokens at random among those that may come; the text, with special tokens, once only an end may come. Text goes on for `most` tokens at most.
+/// Draws tokens at random among those that may come; the text, with special tokens, once only an
+/// end may come. Text goes on for `most` tokens at most.
 fn drawn(tokenizer: &Tokenizer, grammar: &str, random: &mut Random, most: usize) -> String {
     let compiler = GrammarCompiler::new(tokenizer).expect("a vocabulary");
     let mut matcher = compiler.compile(&Arc::from(grammar)).unwrap_or_else(|error| panic!("{error}:\n{grammar}"));

@@ -9,13 +9,14 @@ use baton_types::KvEvent;
 pub struct KvEventBatch {
     /// Number of the first event. Of a snapshot: number of the first event after it.
     pub sequence: u64,
-    /// `events` are all blocks that can be reused (`Stored` only), and what was told before does not count any more.
+    /// `events` are all blocks that can be reused (`Stored` only), and what was told before does
+    /// not count any more.
     pub snapshot: bool,
     /// In the order in which they happened.
     pub events: Vec<KvEvent>,
 }
 
-/// Bounded log of events that nobody has taken yet.
+/// Bounded log of events that have not been taken yet.
 #[derive(Debug)]
 pub(crate) struct EventLog {
     events: VecDeque<KvEvent>,
@@ -54,7 +55,7 @@ impl EventLog {
         std::mem::take(&mut self.overflowed)
     }
 
-    /// Up to `max` of the oldest events; `None` where there are none.
+    /// Up to `max` of the oldest events; `None` if there are none.
     pub(crate) fn drain(&mut self, max: usize) -> Option<KvEventBatch> {
         let sequence = self.next - self.events.len() as u64;
         let events: Vec<_> = self.events.drain(..max.min(self.events.len())).collect();

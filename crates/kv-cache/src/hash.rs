@@ -2,13 +2,15 @@
 
 use baton_types::{BlockHash, ModelFingerprint, TokenId};
 
-/// Domain of the key derivation: hashes of another scheme, or of a later version of this one, never meet these.
+/// Domain of the key derivation: hashes of another scheme, or of a later version of this one, never
+/// meet these.
 const CONTEXT: &str = "baton kv-cache block hash v1";
 
 /// Tokens that are hashed by one call.
 const TOKENS_PER_UPDATE: usize = 256;
 
-/// Hashes blocks: 128 bits of BLAKE3, keyed by the model and the salt, over (parent's hash, token ids in little endian).
+/// Hashes blocks: 128 bits of BLAKE3, keyed by the model and the salt, over (parent's hash, token
+/// ids in little endian).
 ///
 /// A cryptographic hash, because a collision would show one tenant another's conversation.
 #[derive(Debug, Clone)]
@@ -17,7 +19,7 @@ pub struct BlockHasher {
 }
 
 impl BlockHasher {
-    /// Blocks are shared only where the model and the salt (tenant, adapter) are the same.
+    /// Blocks are shared only if the model and the salt (tenant, adapter) are the same.
     pub fn new(model: ModelFingerprint, salt: &[u8]) -> Self {
         let mut derive = blake3::Hasher::new_derive_key(CONTEXT);
         derive.update(&model.0.to_le_bytes());

@@ -1,12 +1,18 @@
-//! Block pool, chained block hashes, prefix index and eviction. Sync: no clock, no IO; and pure, but for the prefix index, which threads share.
+//! Block pool, chained block hashes, prefix index and eviction. Sync: no clock, no IO; and pure,
+//! but for the prefix index, which threads share.
 //!
 //! - [`BlockHasher`] chains hashes over the full blocks of a token sequence.
-//! - [`BlockPool`] is a node's bookkeeping of its arena: who holds which block, what is cached, what is promised.
-//! - [`EvictionKind`] names the orders in which its cached blocks go, and those of a [`TierCache`], the books of a tier below the pool.
-//! - [`PrefixIndex`] is the conductor's picture of what every node holds, fed by the pools' [`KvEventBatch`]es.
+//! - [`BlockPool`] is a node's bookkeeping of its arena: who holds which block, what is cached,
+//!   what is promised.
+//! - [`EvictionKind`] names the orders in which its cached blocks go, and those of a [`TierCache`],
+//!   the books of a tier below the pool.
+//! - [`PrefixIndex`] is the conductor's picture of what every node holds, fed by the pools'
+//!   [`KvEventBatch`]es.
 //!
-//! **Invariants**: every block is in exactly one state, and [`BlockPool::check_integrity_with`] proves it against the holders' own lists; a block that somebody
-//! holds, that a grant receives into or that is quarantined is never evicted or allocated; a hash names at most one block of a pool.
+//! **Invariants**: every block is in exactly one state, and [`BlockPool::check_integrity_with`]
+//! proves it against the holders' own lists. A block that a sequence holds, that a grant receives
+//! into or that is quarantined is never evicted or allocated. A hash names at most one block of a
+//! pool.
 
 // Tests read the clock and wait.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]

@@ -32,7 +32,8 @@ pub enum StoreError {
         /// The operating system's reason.
         reason: String,
     },
-    /// The disk, the quota or the file size allowed is used up. The store goes on with the room that it has.
+    /// The disk, the quota or the file size allowed is used up. The store goes on with the room
+    /// that it has.
     #[error("kv store: no room for {path}: {reason}")]
     NoSpace {
         /// The file.

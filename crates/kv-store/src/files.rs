@@ -35,7 +35,7 @@ impl Files {
         Ok(Self { folder: folder.to_path_buf(), headers, payloads, lock, layout, sealer })
     }
 
-    /// Discards the records unless the files are of this layout; `true` where there was anything else.
+    /// Discards the records unless the files are of this layout; `true` if there was anything else.
     pub(crate) fn reset_if_foreign(&self) -> Result<bool, StoreError> {
         let expected = preamble(&self.layout);
         let length = self.headers_len()?;
@@ -99,7 +99,7 @@ impl Files {
         written.map_err(|error| StoreError::io("write", &self.payloads_path(), &error))
     }
 
-    /// `false` where the file ends before the part does.
+    /// `false` if the file ends before the part does.
     pub(crate) fn read_part(&self, slot: u32, part: u32, into: &mut [u8]) -> Result<bool, StoreError> {
         match self.payloads.read_exact_at(into, self.layout.part_offset(slot, part)) {
             Ok(()) => Ok(true),
@@ -118,7 +118,8 @@ impl Files {
 }
 
 impl Drop for Files {
-    /// Closing would not do: a process that is just being started has the file, too, until it runs its program.
+    /// Closing would not do: a process that is just being started has the file, too, until it runs
+    /// its program.
     fn drop(&mut self) {
         let _ = self.lock.unlock();
     }

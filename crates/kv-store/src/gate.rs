@@ -1,9 +1,9 @@
-//! A gate that shuts after failures and lets one of many through to try again.
+//! A circuit breaker: failures trip it, and it lets one of many through to try again.
 
-/// Of those that a shut gate turns away, one in so many is let through.
+/// Of those that a tripped breaker turns away, one in so many is let through.
 pub(crate) const PROBE_EVERY: u32 = 256;
 
-/// Open, or shut with a count of those turned away since.
+/// Open, or shut (tripped) with a count of those turned away since.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     turned_away: Option<u32>,
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shut_gate_lets_one_of_many_through() {
+    fn a_tripped_breaker_lets_one_of_many_through() {
         let mut gate = Gate::default();
         assert!(gate.admits() && !gate.is_shut());
         gate.shut();

@@ -1,4 +1,5 @@
-//! The headers file's contents: a preamble that says what the records are, and a sealed header per slot.
+//! The headers file's contents: a preamble that says what the records are, and a sealed header per
+//! slot.
 //!
 //! ```text
 //! preamble | magic 8 | version 4 | parts 4 | part_bytes 4 | 0 × 4 | fingerprint 16 | 0 ..

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use baton_types::BlockHash;
 
-/// Where a record lies and what its parts must be. Whoever holds it keeps the slot from being reused.
+/// Where a record lies and what its parts must be. A reader that holds it keeps the slot from being
+/// reused.
 #[derive(Debug)]
 pub(crate) struct SlotRecord {
     pub(crate) slot: u32,
@@ -71,10 +72,12 @@ impl Index {
         Some(entry.record)
     }
 
-    /// Removes the least recently used record that nobody holds. Those that are held were used just now, so that hardly any is passed over.
+    /// Removes the least recently used record that no reader holds. Those that are held were used
+    /// just now, so that hardly any is passed over.
     pub(crate) fn evict(&mut self) -> Option<(BlockHash, u32)> {
         let entries = &mut self.entries;
-        // `get_mut` of a shared pointer, unlike its count, also waits for what the last holder did before it let go.
+        // `get_mut` of a shared pointer, unlike its count, also waits for what the last holder did
+        // before it released it.
         let mut idle = |hash: &BlockHash| entries.get_mut(hash).is_some_and(|e| Arc::get_mut(&mut e.record).is_some());
         let hash = self.by_use.values().copied().find(|hash| idle(hash))?;
         self.remove(hash).map(|record| (hash, record.slot))

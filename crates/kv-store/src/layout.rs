@@ -15,13 +15,15 @@ const MAX_CAPACITY_BYTES: u64 = 1 << 60;
 /// What a store keeps, and how much of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreOptions {
-    /// Hash of everything that decides what a record's bytes mean: model, dtype, block size, slice. Records of another are discarded.
+    /// Hash of everything that decides what a record's bytes mean: model, dtype, block size, slice.
+    /// Records of another are discarded.
     pub fingerprint: [u8; 16],
     /// Parts of a record, one per layer: 1 to 1024.
     pub parts: u32,
     /// Length of a part, bytes: at least 1. Multiples of 4096 are fastest.
     pub part_bytes: u32,
-    /// Most that the files may have, with headers and padding, bytes. A file system that may fill up for others needs room beside it.
+    /// Most that the files may have, with headers and padding, bytes. A file system that may fill
+    /// up for others needs room beside it.
     pub capacity_bytes: u64,
 }
 

@@ -19,7 +19,8 @@ pub enum ReadOutcome {
     Corrupt,
 }
 
-/// A stored record. Its slot is not reused as long as this lives, even if the record is removed meanwhile.
+/// A stored record. Its slot is not reused as long as this lives, even if the record is removed
+/// meanwhile.
 #[derive(Debug)]
 pub struct RecordRef {
     pub(crate) files: Arc<Files>,
@@ -39,8 +40,9 @@ impl RecordRef {
         self.parent
     }
 
-    /// Reads one part, of `part_bytes` bytes. After an error, what the buffer holds means nothing, and the store should be told
-    /// ([`KvStore::on_read_failed`](crate::KvStore::on_read_failed)); a damaged record is erased on the disk at once.
+    /// Reads one part, of `part_bytes` bytes. After an error, the buffer's content means nothing.
+    /// Tell the store ([`KvStore::on_read_failed`](crate::KvStore::on_read_failed)). A damaged
+    /// record is erased on the disk at once.
     pub fn read_part(&self, part: u32, into: &mut [u8]) -> Result<(), StoreError> {
         let Some(&checksum) = self.record.checksums.get(part as usize) else {
             let parts = self.record.checksums.len();
@@ -63,7 +65,7 @@ impl RecordRef {
     }
 
     fn corrupt(&self, part: u32, reason: &'static str) -> StoreError {
-        // Where even this fails, the record is found damaged once more after a restart.
+        // If even this fails, the record is found damaged once more after a restart.
         let _ = self.files.erase(self.record.slot);
         StoreError::Corrupt { hash: self.hash, part, reason }
     }

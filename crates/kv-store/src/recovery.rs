@@ -13,13 +13,16 @@ const READ_BYTES: usize = 1 << 20;
 pub struct Recovery {
     /// Records of before. Their payloads have not been looked at.
     pub records: u32,
-    /// Slots with a header that was not whole, with a record of which there was a later one, or beyond the capacity.
+    /// Slots with a header that was not whole, with a record of which there was a later one, or
+    /// beyond the capacity.
     pub dropped: u32,
-    /// Whether there were files of another fingerprint, other sizes or another version, or no store's at all, that were emptied.
+    /// Whether there were files of another fingerprint, other sizes or another version, or no
+    /// store's at all, that were emptied.
     pub reset: bool,
 }
 
-/// Headers that are whole, with their slots, in the order in which they were put; and how many slots were used.
+/// Headers that are whole, with their slots, in the order in which they were put; and how many
+/// slots were used.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     pub(crate) records: Vec<(u32, Header)>,
@@ -28,7 +31,7 @@ pub(crate) struct Found {
     pub(crate) reset: bool,
 }
 
-/// Reads the headers, and brings the files into the layout: what is beyond the capacity is cut off.
+/// Reads the headers, and makes the files fit the layout: what is beyond the capacity is cut off.
 pub(crate) fn recover(files: &Files) -> Result<Found, StoreError> {
     let reset = files.reset_if_foreign()?;
     let layout = &files.layout;

@@ -93,7 +93,7 @@ impl Slots {
         self.retired += 1;
     }
 
-    /// Its record is gone; it is free once nobody reads it.
+    /// Its record is gone; it is free once no reader has it.
     pub(crate) fn leave(&mut self, record: Arc<SlotRecord>) {
         self.leaving.push(record);
     }

@@ -44,7 +44,7 @@ pub struct StoreStats {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use = "a record may have been evicted"]
 pub struct Put {
-    /// The record that had to go, also where the put failed then.
+    /// The record that had to go, also if the put failed then.
     pub evicted: Option<BlockHash>,
     /// Whether the record is here now.
     pub result: Result<(), StoreError>,
@@ -75,10 +75,12 @@ pub struct KvStore {
 }
 
 impl KvStore {
-    /// Opens the store in `folder`, creates what is missing, and recovers what an earlier process left: the headers are read, no payload is.
+    /// Opens the store in `folder`, creates what is missing, and recovers what an earlier process
+    /// left: the headers are read, no payload is.
     ///
     /// # Errors
-    /// `Invalid` names the option; `Locked` the folder that another store has; `Io` and `NoSpace` the file and the reason.
+    /// `Invalid` names the option; `Locked` the folder that another store has; `Io` and `NoSpace`
+    /// the file and the reason.
     pub fn open(folder: &Path, options: &StoreOptions) -> Result<Self, StoreError> {
         let files = Files::open(folder, Layout::new(options)?)?;
         let found = recover(&files)?;
@@ -122,12 +124,14 @@ impl KvStore {
         self.len() as u64 * self.files.layout.record_bytes()
     }
 
-    /// Payload that has room, as far as is known of the disk, bytes: less than at first once the disk is full or slots are retired.
+    /// Payload that has room, as far as is known of the disk, bytes. It is less than at first once
+    /// the disk is full or slots are retired.
     pub fn capacity(&self) -> u64 {
         u64::from(self.slots.usable()) * self.files.layout.record_bytes()
     }
 
-    /// Slots that are not used again until the store is opened anew, since reads or writes of them failed.
+    /// Slots that are not used again until the store is opened anew, since reads or writes of them
+    /// failed.
     pub fn retired_slots(&self) -> u32 {
         self.slots.retired()
     }
@@ -152,7 +156,7 @@ impl KvStore {
         self.index.iter().map(|(hash, entry)| (hash, entry.parent))
     }
 
-    /// Uses a record; `false` where it is not here.
+    /// Uses a record; `false` if it is not here.
     pub fn touch(&mut self, hash: BlockHash) -> bool {
         self.index.touch(hash).is_some()
     }
@@ -167,8 +171,8 @@ impl KvStore {
         Some(RecordRef { files: self.files.clone(), record: record.clone(), hash, parent: *parent })
     }
 
-    /// A read of `record` ended with `error`. The record is dropped, and where the read itself failed its slot is retired; `false` where it was gone already, or
-    /// where the error is the caller's.
+    /// A read of `record` ended with `error`. The record is dropped; if the read itself failed, its
+    /// slot is retired. `false` if it was gone already, or if the error is the caller's.
     pub fn on_read_failed(&mut self, record: &RecordRef, error: &StoreError) -> bool {
         let here = self.index.find(record.hash).is_some_and(|entry| Arc::ptr_eq(&entry.record, &record.record));
         if !here || matches!(error, StoreError::Invalid { .. }) {
@@ -185,11 +189,13 @@ impl KvStore {
         true
     }
 
-    /// A slot for a record, to be written on any thread; `None` where the record is here, which uses it, or being written. When the store is full, the least
-    /// recently used record that nobody reads goes ([`Reservation::evicted`]).
+    /// A slot for a record, to be written on any thread; `None` if the record is here, which uses
+    /// it, or being written. When the store is full, the least recently used record without a
+    /// reader is evicted ([`Reservation::evicted`]).
     ///
     /// # Errors
-    /// `NoSlot` where all are being read or written, or the disk is full and nothing can go; `Degraded`.
+    /// `NoSlot` if all are being read or written, or the disk is full and nothing can go;
+    /// `Degraded`.
     pub fn reserve(&mut self, hash: BlockHash, parent: Option<BlockHash>) -> Result<Option<Reservation>, StoreError> {
         self.reclaim_dropped();
         if self.touch(hash) || self.writing.contains_key(&hash) {
@@ -259,7 +265,8 @@ impl KvStore {
             StoreError::NoSpace { .. } => {
                 self.stats.no_space += 1;
                 self.slots.no_room(slot);
-                // To find the disk full is no failure of the disk; that it has no room for what had room before may be.
+                // To find the disk full is no failure of the disk; that it has no room for what had
+                // room before may be.
                 if slot.grows {
                     return;
                 }
@@ -275,7 +282,8 @@ impl KvStore {
         }
     }
 
-    /// Stores a record, or uses it where it is here: [`Self::reserve`], [`Reservation::write`] and [`Self::commit`]. `parts` are the payload, one slice each.
+    /// Stores a record, or uses it if it is here: [`Self::reserve`], [`Reservation::write`] and
+    /// [`Self::commit`]. `parts` are the payload, one slice each.
     pub fn put(&mut self, hash: BlockHash, parent: Option<BlockHash>, parts: &[&[u8]]) -> Put {
         let checked = self.files.layout.check_parts(parts.iter().map(|part| part.len()));
         match checked.and_then(|()| self.reserve(hash, parent)) {
@@ -288,7 +296,8 @@ impl KvStore {
         }
     }
 
-    /// Reads a record into one slice per part: [`Self::locate`], [`RecordRef::read`] and [`Self::on_read_failed`].
+    /// Reads a record into one slice per part: [`Self::locate`], [`RecordRef::read`] and
+    /// [`Self::on_read_failed`].
     ///
     /// # Errors
     /// `Invalid` for buffers of other sizes; `Io`, after which the record is gone.
@@ -315,10 +324,11 @@ impl KvStore {
         }
     }
 
-    /// Removes a record, also for after a restart; `false` where it was not here. One that is being written is not.
+    /// Removes a record, also for after a restart; `false` if it was not here. One that is being
+    /// written is not.
     ///
     /// # Errors
-    /// `Io` where its header cannot be erased: it is gone, but may be back after a restart.
+    /// `Io` if its header cannot be erased: it is gone, but may be back after a restart.
     pub fn remove(&mut self, hash: BlockHash) -> Result<bool, StoreError> {
         let Some(record) = self.index.remove(hash) else { return Ok(false) };
         let erased = self.files.erase(record.slot);
@@ -326,7 +336,8 @@ impl KvStore {
         erased.map(|()| true)
     }
 
-    /// Removes every record, as [`Self::remove`]. The files keep their room on the disk until the store is opened anew.
+    /// Removes every record, as [`Self::remove`]. The files keep their room on the disk until the
+    /// store is opened anew.
     ///
     /// # Errors
     /// As for [`Self::remove`].
@@ -440,7 +451,8 @@ mod tests {
         assert!(!store.is_degraded());
     }
 
-    /// On a file system that writes to a new place each time, a full disk refuses what had room, too: that must not empty the store.
+    /// On a file system that writes to a new place each time, a full disk refuses what had room,
+    /// too. That must not empty the store.
     #[test]
     fn no_room_for_what_had_room_turns_puts_off_before_all_is_evicted() {
         let folder = tempfile::tempdir().unwrap();

@@ -34,7 +34,8 @@ impl Reservation {
         self.evicted
     }
 
-    /// Writes the record's parts, one slice each, without copying them together. Bring the outcome, good or bad, to [`KvStore::commit`](crate::KvStore::commit).
+    /// Writes the record's parts, one slice each, without copying them together. Pass the outcome,
+    /// good or bad, to [`KvStore::commit`](crate::KvStore::commit).
     pub fn write(self, parts: &[&[u8]]) -> Written {
         let result = self.write_slot(parts);
         Written { hash: self.hash, parent: self.parent, slot: self.slot, pin: self.pin, result }

@@ -153,8 +153,9 @@ fn bad(file: EtcdFile, path: &Path, problem: impl Into<String>) -> EtcdError {
     EtcdError::File { file, path: path.to_owned(), problem: problem.into() }
 }
 
-/// Asks a member of etcd, if need be for a token, as it is said now: files that were replaced are used. One member at a time:
-/// one that hangs would be asked again and again beside those that answer.
+/// Asks a member of etcd, if need be for a token, as it is said now: files that were replaced are
+/// used. One member at a time: one that hangs would be asked again and again beside those that
+/// answer.
 ///
 /// # Errors
 /// A file cannot be used, or the member does not answer or does not know the user.
@@ -228,7 +229,7 @@ mod tests {
         assert!(kind == EtcdFile::Authorities && text.contains("has no section 'CERTIFICATE'"), "{text}");
         let (kind, text) = said(&tls(broken.path(), None));
         assert!(kind == EtcdFile::Authorities && text.contains(&*broken.path().to_string_lossy()), "{text}");
-        // Nobody looks into a certificate of an authority before one is needed.
+        // An authority's certificate is not looked into before one is needed.
         let authority = file("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
         let identity =
             |certificate: &Path, key: &Path| Some(CertifiedKey { certificate: certificate.into(), key: key.into() });

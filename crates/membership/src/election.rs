@@ -42,7 +42,7 @@ pub struct Election {
     candidacy: Candidacy,
     clock: Arc<dyn Clock>,
     leadership: watch::Sender<Leadership>,
-    /// The latest term that is known of, whoever's it was.
+    /// The latest term that is known of, of any conductor.
     latest: Box<dyn Fn() -> u64 + Send + Sync>,
     /// Whether it can place well.
     standing: watch::Receiver<Standing>,
@@ -57,8 +57,8 @@ struct Open {
 }
 
 impl Election {
-    /// Of a candidate, which leads while it can place well, or if nobody else does. Terms are later than `latest`, also if
-    /// etcd has lost its data.
+    /// Of a candidate, which leads while it can place well, or if no other conductor does. Terms
+    /// are later than `latest`, also if etcd has lost its data.
     pub fn new(
         etcd: Etcd,
         candidate: Candidate,
@@ -183,14 +183,16 @@ impl Election {
 
     async fn resign(&mut self, open: &mut Open) -> Result<EtcdError, EtcdError> {
         self.candidacy.on_resigned();
-        // A conductor that drains ends once it has heard that it does not lead: by then another one may.
+        // A conductor that drains ends once it has heard that it does not lead: by then another one
+        // may.
         let revoked = answered(&*self.clock, open.client.lease_revoke(open.lease)).await;
         self.tell();
         revoked?;
         Ok(EtcdError::WatchEnded("this conductor has resigned".to_owned()))
     }
 
-    /// Leads if nobody does, and learns who does. Gives the revision that this is true of.
+    /// Leads if no conductor does, and learns which one does. Gives the revision that this is true
+    /// of.
     async fn look(&mut self, open: &mut Open) -> Result<i64, EtcdError> {
         self.stand();
         let key = self.key();
@@ -200,9 +202,9 @@ impl Election {
         let put = TxnOp::put(key.clone(), value, Some(PutOptions::new().with_lease(open.lease)));
         let get = TxnOp::get(key.clone(), None);
         // No key was made at revision -1: it is only read.
-        let nobody =
+        let is_vacant =
             Compare::create_revision(key.clone(), CompareOp::Equal, if self.candidacy.campaigns() { 0 } else { -1 });
-        let txn = Txn::new().when([nobody]).and_then([put]).or_else([get]);
+        let txn = Txn::new().when([is_vacant]).and_then([put]).or_else([get]);
         let done = answered(&*self.clock, open.client.txn(txn)).await?;
         let revision = done.header().map_or(0, etcd_client::ResponseHeader::revision);
         let found = done.op_responses().into_iter().find_map(|response| match response {

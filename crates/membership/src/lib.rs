@@ -1,7 +1,9 @@
 //! Which conductor leads, and what is set for all of them, as etcd says.
 //!
-//! A conductor that wants to lead puts a key under a lease of two seconds, if nobody has it. While it keeps the lease alive, it leads. If it dies or is stopped, the lease ends, the key
-//! goes, and another one puts its own. Without etcd everything goes on as it was last known: what a leader that others do not see any more orders, nodes refuse by its term.
+//! A conductor that wants to lead puts a key under a lease of two seconds, if the key is free.
+//! While it keeps the lease alive, it leads. If it dies or is stopped, the lease ends, the key
+//! goes, and another one puts its own. Without etcd everything goes on as it was last known. Nodes
+//! refuse, by its term, the orders of a leader that has been replaced.
 
 mod connect;
 mod election;

@@ -51,8 +51,9 @@ pub enum ChangeError<E> {
     Contended,
 }
 
-/// Keeps what is set, in etcd if there is one. **Invariant**: of two changes at the same time, the second is made on top of the first; and versions only
-/// grow, also if etcd loses its data, or goes back to an earlier state.
+/// Keeps what is set, in etcd if there is one. **Invariant**: of two changes at the same time, the
+/// second is made on top of the first. Versions only grow, also if etcd loses its data or goes back
+/// to an earlier state.
 pub struct SettingsStore {
     etcd: Option<Etcd>,
     /// The member of etcd that is asked: after each error, the next one.
@@ -71,7 +72,8 @@ struct Stored {
 }
 
 impl SettingsStore {
-    /// Of conductors that name the same etcd. Without one the settings are this process's, and end with it.
+    /// Of conductors that name the same etcd. Without one the settings are this process's, and end
+    /// with it.
     pub fn new(etcd: Option<Etcd>, clock: Arc<dyn Clock>) -> Self {
         Self {
             etcd,
@@ -87,7 +89,8 @@ impl SettingsStore {
         self.known.subscribe()
     }
 
-    /// Makes the next version of what is set, and gives it. `next` is called again if another change came first.
+    /// Makes the next version of what is set, and gives it. `next` is called again if another
+    /// change came first.
     ///
     /// # Errors
     /// `next` refuses, or etcd does.

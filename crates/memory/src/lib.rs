@@ -1,9 +1,11 @@
 //! Page-aligned memory that the engine computes in and the transfer engine moves.
 //!
-//! A [`MemoryRegion`] is shared by threads and, through the network, by machines. Rust's borrow rules cannot follow that, so a region hands out raw spans
-//! only, through `unsafe` functions: whoever calls them states which block-state rule keeps others off the bytes.
+//! A [`MemoryRegion`] is shared by threads and, through the network, by machines. Rust's borrow
+//! rules cannot follow that, so a region gives raw spans only, through `unsafe` functions. Their
+//! caller states which block-state rule keeps others off the bytes.
 //!
-//! **Invariant**: the region's address and length never change while a clone of its `Arc` lives; its pages are zero at first.
+//! **Invariant**: the region's address and length never change while a clone of its `Arc` lives;
+//! its pages are zero at first.
 
 #![allow(unsafe_code)] // mmap, and spans of memory that other threads and machines write; see each SAFETY note
 
@@ -61,7 +63,8 @@ impl MemoryRegion {
         Ok(Self { mapping, file: None })
     }
 
-    /// Maps `len` zeroed bytes that other processes can be given to read: a memfd, sealed so that whoever gets it can neither write nor resize it.
+    /// Maps `len` zeroed bytes that other processes can be given to read. They are a memfd, sealed
+    /// so that a receiver can neither write nor resize it.
     pub fn allocate_shared(len: usize) -> Result<Self, MemoryError> {
         if len == 0 {
             return Err(MemoryError::Empty);
@@ -70,17 +73,19 @@ impl MemoryRegion {
         Ok(Self { mapping, file: Some(file) })
     }
 
-    /// Gives the file away that others can map the memory by: from now on nobody else can be given it.
+    /// Gives the file away that others can map the memory by: from now on no other process can be
+    /// given it.
     pub fn take_shared_file(&mut self) -> Option<OwnedFd> {
         self.file.take()
     }
 
-    /// The memory as a file, where it was allocated to be shared.
+    /// The memory as a file, if it was allocated to be shared.
     pub fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)
     }
 
-    /// Asks for huge pages, where the system has them: what is read from end to end is read a third faster, but each touch commits as much.
+    /// Asks for huge pages, if the system has them. What is read from end to end is read a third
+    /// faster, but each touch commits as much.
     pub fn advise_huge_pages(&self) {
         self.mapping.advise_huge_pages();
     }
@@ -110,7 +115,8 @@ impl MemoryRegion {
     /// No thread and no remote writer may write these bytes while the slice lives.
     pub unsafe fn slice(&self, range: Range<usize>) -> &[u8] {
         assert!(self.contains(&range), "span {range:?} outside a region of {} bytes", self.len());
-        // SAFETY: inside the mapping (asserted), initialised (anonymous pages are zero), unaliased by writers (caller).
+        // SAFETY: inside the mapping (asserted), initialised (anonymous pages are zero), unaliased
+        // by writers (caller).
         unsafe { std::slice::from_raw_parts(self.as_ptr().add(range.start), range.len()) }
     }
 

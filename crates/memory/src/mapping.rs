@@ -7,7 +7,8 @@ use std::ptr::NonNull;
 /// Mappings of as many bytes begin where huge pages may.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Mapped pages between two that nobody may touch, unmapped when this is dropped: what runs past an end stops, instead of writing over something else. Address and length never change.
+/// Mapped pages between two guard pages, unmapped when this is dropped. An access past an end stops
+/// the process, instead of writing over something else. Address and length never change.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
@@ -16,7 +17,8 @@ pub(crate) struct Mapping {
     around: (NonNull<u8>, usize),
 }
 
-// SAFETY: plain memory without thread affinity; all access to its bytes goes through raw pointers, whose users answer for exclusion.
+// SAFETY: plain memory without thread affinity; all access to its bytes goes through raw pointers,
+// whose users answer for exclusion.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -40,13 +42,14 @@ impl Mapping {
         let mut mapping = Self { base: start, len, around: (start, reserved) };
         let first = (start.as_ptr() as usize + page).next_multiple_of(align) - start.as_ptr() as usize;
         let at = start.as_ptr().wrapping_add(first);
-        // SAFETY: inside what was just reserved, of which nobody knows yet.
+        // SAFETY: inside what was just reserved, of which no other code knows yet.
         mapping.base = unsafe { map(at.cast(), len, protection, flags | libc::MAP_FIXED, file.unwrap_or(-1)) }?;
         Ok(mapping)
     }
 
     pub(crate) fn advise_huge_pages(&self) {
-        // SAFETY: this mapping. Advice only: without huge pages, or a kernel that knows them, all stays as it is.
+        // SAFETY: this mapping. Advice only: without huge pages, or a kernel that knows them, all
+        // stays as it is.
         unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
     }
 
@@ -62,14 +65,14 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let (start, len) = self.around;
-        // SAFETY: start and len are those of the mapping, and nobody borrows from it any more.
+        // SAFETY: start and len are those of the mapping, and nothing borrows from it any more.
         let rc = unsafe { libc::munmap(start.as_ptr().cast(), len) };
         debug_assert_eq!(rc, 0, "munmap: {}", io::Error::last_os_error());
     }
 }
 
 /// # Safety
-/// With `MAP_FIXED`, nobody uses what is mapped at `at`.
+/// With `MAP_FIXED`, nothing uses what is mapped at `at`.
 unsafe fn map(
     at: *mut libc::c_void,
     len: usize,

@@ -5,14 +5,14 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::mapping::Mapping;
 
-/// Nobody can resize or unseal it, and no mapping made from now on can write it.
+/// No process can resize or unseal it, and no mapping made from now on can write it.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
 
 /// A memfd of `len` bytes and the only writable mapping of it there will ever be.
 pub(crate) fn create(len: usize) -> io::Result<(Mapping, OwnedFd)> {
     // SAFETY: the name is a C string; the call makes a new file descriptor and touches no memory.
     let fd = check(unsafe { libc::memfd_create(c"baton-kv".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
-    // SAFETY: just made, and owned by nobody else.
+    // SAFETY: just made, and owned by nothing else.
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
     let size = libc::off_t::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
     // SAFETY: plain system call on a descriptor that is open.
@@ -50,12 +50,14 @@ pub enum ViewError {
     Map(#[from] io::Error),
 }
 
-/// Another process's [`MemoryRegion`](crate::MemoryRegion), mapped read-only. Its bytes change under the reader's eyes, so they are only ever copied out.
+/// Another process's [`MemoryRegion`](crate::MemoryRegion), mapped read-only. Its bytes change
+/// under the reader's eyes, so they are only ever copied out.
 #[derive(Debug)]
 pub struct SharedView(Mapping);
 
 impl SharedView {
-    /// Maps a file received from elsewhere, which is untrusted: it must be sealed and as long as claimed, so that no read of it can fault.
+    /// Maps a file received from elsewhere, which is untrusted. It must be sealed and as long as
+    /// claimed, so that no read of it can fault.
     pub fn map(file: BorrowedFd<'_>, claimed: u64) -> Result<Self, ViewError> {
         let fd = file.as_raw_fd();
         // SAFETY: plain system call; anything but a memfd answers with an error.

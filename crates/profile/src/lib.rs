@@ -1,6 +1,8 @@
-//! What a model on a machine costs: the numbers that the simulator and mock nodes share. Every number says where it comes from.
+//! What a model on a machine costs: the numbers that the simulator and mock nodes share. Every
+//! number says where it comes from.
 //!
-//! **Invariant**: a profile that was loaded has finite numbers, positive where something is divided by them.
+//! **Invariant**: a profile that was loaded has finite numbers, positive where something is divided
+//! by them.
 
 // Tests read the clock.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
@@ -15,7 +17,8 @@ use serde::{Deserialize, Serialize};
 
 pub use link::Link;
 
-/// Groups of layers that mock and simulated engines compute, push and fetch as one: 80 layers would cost 20 times the events and show the same.
+/// Groups of layers that mock and simulated engines compute, push and fetch as one: 80 layers would
+/// cost 20 times the events and show the same.
 pub const LAYER_GROUPS: u32 = 4;
 /// Most tokens of prompt and output together on nodes that play a profile.
 pub const CONTEXT_TOKENS: u32 = 1 << 20;
@@ -98,12 +101,14 @@ pub enum ProfileError {
 
 /// 8 x A800 SXM 80 GB. Peak: 312 TFLOP/s of dense BF16 each (NVIDIA A800 data sheet).
 const PEAK_FLOPS: f64 = 8.0 * 312e12;
-/// Part of the peak that prefill reaches: assumed; 40 to 50 % is usual for long prompts with tensor parallelism over 8 devices.
+/// Part of the peak that prefill reaches: assumed; 40 to 50 % is usual for long prompts with tensor
+/// parallelism over 8 devices.
 const MFU: f64 = 0.45;
 /// Memory: 2.039 TB/s each (same sheet).
 const MEMORY_BYTES_PER_S: f64 = 8.0 * 2.039e12;
 
-/// The shape of a 70B LLaMA, and flops(n) = l (a n^2 d + b n d^2) of its prefill (Mooncake, FAST'25, section 3: a = 4, b = 22, grouped-query factor 8).
+/// The shape of a 70B LLaMA, and flops(n) = l (a n^2 d + b n d^2) of its prefill (Mooncake,
+/// FAST'25, section 3: a = 4, b = 22, grouped-query factor 8).
 struct Llama70b {
     layers: f64,
     d: f64,
@@ -121,8 +126,9 @@ impl Llama70b {
             prefill_per_token: self.layers * b * self.d * self.d / rate,
             // n^2 is twice the pairs that a causal prompt attends to.
             prefill_per_token_pair: 2.0 * self.layers * a * self.d / rate,
-            // Weights in BF16 at 75 % of the memory's rate, and 15 ms of collectives, launches and scheduling: a step of one sequence takes 27 ms, as vLLM was measured on
-            // 8 x A100 in 2024.
+            // Weights in BF16 at 75 % of the memory's rate, and 15 ms of collectives, launches and
+            // scheduling: a step of one sequence takes 27 ms, as vLLM was measured on 8 x A100 in
+            // 2024.
             decode_base: 2.0 * self.parameters / (MEMORY_BYTES_PER_S * 0.75) + 15e-3,
             // Matrix products of a sequence's one token at 40 % of the peak: assumed.
             decode_per_sequence: 2.0 * self.parameters / (PEAK_FLOPS * 0.4),
@@ -131,15 +137,18 @@ impl Llama70b {
             // "Typically larger than 1000 tokens" (Mooncake, arXiv 2407.00079, section 3).
             chunk_tokens: 1024,
             layers: 80,
-            // 2 (K, V) x 80 layers x 8 heads x 128 x 2 bytes (Mooncake, FAST'25: 320 KB for LLaMA3-70B).
+            // 2 (K, V) x 80 layers x 8 heads x 128 x 2 bytes (Mooncake, FAST'25: 320 KB for
+            // LLaMA3-70B).
             kv_bytes_per_token: 327_680,
             // 90 % of 640 GB, less the weights and 20 GB for activations: assumed.
             decode_kv_tokens: ((576e9 - 2.0 * self.parameters - 20e9) / 327_680.0) as u64,
-            // "3M tokens" of local cache in about 1 TB of host memory (Mooncake, FAST'25, section 5).
+            // "3M tokens" of local cache in about 1 TB of host memory (Mooncake, FAST'25, section
+            // 5).
             cache_tokens: 3_000_000,
             // Assumed: room for KV ends a batch of long prompts before this does.
             max_running: 512,
-            // 87 GB/s measured by Mooncake's transfer engine on 4 x 200 Gbit/s (FAST'25, section 5).
+            // 87 GB/s measured by Mooncake's transfer engine on 4 x 200 Gbit/s (FAST'25, section
+            // 5).
             network_bytes_per_s: 87e9,
             // Assumed: a message, and the last part of a transfer.
             network_latency_s: 1e-3,
@@ -293,7 +302,8 @@ impl StepCost {
     }
 }
 
-/// A factor around 1 of this standard deviation, from draws from [0, 1): a sum of uniform numbers is normal enough, and bounded.
+/// A factor around 1 of this standard deviation, from draws from [0, 1): a sum of uniform numbers
+/// is normal enough, and bounded.
 pub fn step_noise(deviation: f64, unit: &mut impl FnMut() -> f64) -> f64 {
     let normal: f64 = (0..12).map(|_| unit()).sum::<f64>() - 6.0;
     (1.0 + deviation * normal).max(0.1)

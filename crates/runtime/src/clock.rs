@@ -59,7 +59,7 @@ impl Default for ManualClock {
 }
 
 impl ManualClock {
-    /// Moves the clock on, and wakes whoever waited for a time that has come.
+    /// Moves the clock on, and wakes the tasks that waited for a time that has come.
     pub fn advance(&self, by: Duration) {
         self.0.send_modify(|(now, unix_ms)| {
             *now += by;
@@ -81,7 +81,7 @@ impl Clock for ManualClock {
         let mut time = self.0.subscribe();
         let clock = self.clone();
         Box::pin(async move {
-            // An error would say that the clock is gone, and it is held here.
+            // An error would say that the clock is gone, and it is kept here.
             let _ = time.wait_for(|(now, _)| *now >= at).await;
             drop(clock);
         })
@@ -129,13 +129,15 @@ fn since_epoch() -> Duration {
 /// A number from the operating system's entropy: for ids and seeds, not for keys.
 pub fn random_u64() -> u64 {
     use std::hash::{BuildHasher, Hasher};
-    // Every `RandomState` has fresh keys, seeded by the operating system; the standard library offers no plainer way to them.
+    // Every `RandomState` has fresh keys, seeded by the operating system; the standard library
+    // offers no plainer way to them.
     let mut hasher = std::hash::RandomState::new().build_hasher();
     hasher.write_u64(since_epoch().as_nanos() as u64);
     hasher.finish()
 }
 
-/// The generation of a process that starts now: microseconds since 1970, so that a later start is larger.
+/// The generation of a process that starts now: microseconds since 1970, so that a later start is
+/// larger.
 pub fn new_generation() -> Generation {
     Generation(since_epoch().as_micros() as u64)
 }

@@ -1,9 +1,10 @@
-//! Why something failed, in the words of whoever knows.
+//! Why something failed, in the words of the code that knows.
 
 use std::error::Error;
 
-/// What the error at the bottom of `error`'s sources says; what `error` says itself, where it has none. Clients say "transport error" (tonic) or "client
-/// error (Connect)" (hyper): who refused, and how, is below that.
+/// What the error at the bottom of `error`'s sources says; what `error` says itself, if it has
+/// none. Clients say "transport error" (tonic) or "client error (Connect)" (hyper): who refused,
+/// and how, is below that.
 pub fn innermost(error: &dyn Error) -> String {
     let mut error = error;
     while let Some(source) = error.source() {
@@ -12,7 +13,8 @@ pub fn innermost(error: &dyn Error) -> String {
     error.to_string()
 }
 
-/// What an error and its sources say, from the top down. Some say their source's words themselves: they are not said again.
+/// What an error and its sources say, from the top down. Some say their source's words themselves:
+/// they are not said again.
 pub fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

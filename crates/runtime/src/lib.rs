@@ -1,6 +1,8 @@
-//! What every process of Baton needs around its work: clock, settings, telemetry, supervised tasks, shutdown phases, ports that serve within limits, and the reason in an error.
+//! What every process of Baton needs around its work: clock, settings, telemetry, supervised tasks,
+//! shutdown phases, ports with limits, and the reason in an error.
 //!
-//! **Invariant**: only `clock` reads the machine's clock and randomness, and waits; only `tasks` starts tasks.
+//! **Invariant**: only `clock` reads the machine's clock and randomness, and waits; only `tasks`
+//! starts tasks.
 
 // Tests read the clock and wait.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]

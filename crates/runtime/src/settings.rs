@@ -1,9 +1,12 @@
-//! Settings in layers: defaults < TOML file < `BATON_…` environment < flags. A variable that is set and empty is not set.
+//! Settings in layers: defaults < TOML file < `BATON_…` environment < flags. A variable that is set
+//! and empty is not set.
 //!
-//! An error about a setting names it as it was given: the flag as typed, the variable, or the file's key and the file ([`Origins::name`]).
+//! An error about a setting names it as it was given: the flag as typed, the variable, or the
+//! file's key and the file ([`Origins::name`]).
 //!
-//! A settings struct is plain data: flat, `Serialize + Deserialize + Default`, with `deny_unknown_fields`. Its keys are the TOML file's keys, the flags'
-//! names (`-` for `_`) and, in capitals after `BATON_`, the environment's.
+//! A settings struct is plain data: flat, `Serialize + Deserialize + Default`, with
+//! `deny_unknown_fields`. Its keys are the TOML file's keys, the flags' names (`-` for `_`) and, in
+//! capitals after `BATON_`, the environment's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -67,7 +70,8 @@ pub enum SettingsError {
     },
 }
 
-/// A setting has the right form and cannot be used: out of range, a file that is not there, an address that is taken.
+/// A setting has the right form and cannot be used: out of range, a file that is not there, an
+/// address that is taken.
 #[derive(Debug, thiserror::Error)]
 #[error("{key}: {problem}")]
 pub struct BadSetting {
@@ -131,7 +135,7 @@ pub fn seconds(key: &'static str, value: f64, range: RangeInclusive<f64>) -> Res
 /// What decided the value of a setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody gave one.
+    /// None was given.
     Default,
     /// The file of `--config`.
     File(PathBuf),
@@ -157,7 +161,9 @@ impl Origins {
         self.layers.get(key).unwrap_or(&Origin::Default)
     }
 
-    /// A setting's name as its value was given: `--threads`, `BATON_THREADS`, or `threads (in baton.toml)`. Of a value that nobody gave it is the flag that changes it, where there is one.
+    /// A setting's name as its value was given: `--threads`, `BATON_THREADS`, or
+    /// `threads (in baton.toml)`. Of a value that was not given it is the flag that changes it, if
+    /// there is one.
     pub fn name(&self, key: &str) -> String {
         match self.of(key) {
             Origin::Default if self.flags.contains(key) => flag_name(key),
@@ -202,13 +208,14 @@ pub struct Loaded<T> {
 }
 
 impl<T> From<T> for Loaded<T> {
-    /// As if nobody had given any.
+    /// As if none had been given.
     fn from(settings: T) -> Self {
         Self { settings, origins: Origins::default() }
     }
 }
 
-/// Puts the layers together. `flags` serializes to the keys given on the command line, with `null` for those that were not.
+/// Puts the layers together. `flags` serializes to the keys given on the command line, with `null`
+/// for those that were not.
 pub fn load<T: Serialize + DeserializeOwned + Default>(
     config: Option<&Path>,
     environment: impl Iterator<Item = (String, String)>,
@@ -230,7 +237,8 @@ pub fn load<T: Serialize + DeserializeOwned + Default>(
     layers.finish()
 }
 
-/// The environment of this process. Unlike [`std::env::vars`] it does not panic over a variable that is not UTF-8; such a one is no setting.
+/// The environment of this process. Unlike [`std::env::vars`] it does not panic over a variable
+/// that is not UTF-8; such a one is no setting.
 pub fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
@@ -320,7 +328,7 @@ impl Layers {
         Ok(())
     }
 
-    /// Variables that name no setting are somebody else's.
+    /// Variables that name no setting belong to other programs.
     fn environment<T: DeserializeOwned>(&mut self, name: &str, value: String) -> Result<(), SettingsError> {
         let Some(key) = name.strip_prefix("BATON_").map(str::to_ascii_lowercase) else { return Ok(()) };
         if value.is_empty() || !self.values.contains_key(&key) {
@@ -332,7 +340,8 @@ impl Layers {
     /// Sets a key to a value that was given as text.
     fn text<T: DeserializeOwned>(&mut self, key: &str, value: String, origin: Origin) -> Result<(), SettingsError> {
         let default = self.values.get(key).unwrap_or(&Value::Null);
-        // The variable is text; the setting's default says what it is to be. One without a default takes it as text where it can.
+        // The variable is text; the setting's default says what it is to be. One without a default
+        // takes it as text if it can.
         let parsed: Option<Value> = serde_json::from_str(&value).ok();
         let text = Value::String(value);
         let value = match (default, parsed) {
@@ -478,7 +487,7 @@ mod tests {
     #[test]
     fn a_bad_value_is_named_with_its_source() {
         let error = load::<Sample>(None, env(&[("BATON_THREADS", "many")]), &Flags::default()).unwrap_err().to_string();
-        assert_eq!(error, "BATON_THREADS: 'many': expected a whole number, 0 or more");
+        assert_eq!(error, "BATON_THREADS: 'many': expected a whole number from 0 to 4294967295");
         let config = file("grace_s = true");
         let error = load::<Sample>(Some(config.path()), env(&[]), &Flags::default()).unwrap_err().to_string();
         assert_eq!(error, format!("grace_s (in {}): 'true': expected a number", config.path().display()));
@@ -499,7 +508,7 @@ mod tests {
         let settings = load::<Sample>(None, environment, &Flags::default()).unwrap().settings;
         assert_eq!((settings.limit, settings.name.as_deref(), settings.grace_s), (Some(7), Some("7"), 2.0));
         let error = load::<Sample>(None, env(&[("BATON_LIMIT", "-7")]), &Flags::default()).unwrap_err().to_string();
-        assert_eq!(error, "BATON_LIMIT: '-7': expected a whole number, 0 or more");
+        assert_eq!(error, "BATON_LIMIT: '-7': expected a whole number from 0 to 4294967295");
     }
 
     #[test]
@@ -529,7 +538,7 @@ mod tests {
         );
         assert_eq!(loaded.with([("grace_s", "30")]).unwrap().value("grace_s"), Some("30".into()));
         let error = |key, value| loaded.with([(key, value)]).unwrap_err().to_string();
-        assert_eq!(error("threads", "many"), "threads: 'many': expected a whole number, 0 or more");
+        assert_eq!(error("threads", "many"), "threads: 'many': expected a whole number from 0 to 4294967295");
         assert!(error("thread", "1").starts_with("thread: there is no such setting (in set at run time)"));
     }
 

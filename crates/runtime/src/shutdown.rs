@@ -7,7 +7,8 @@ use tokio::sync::watch;
 
 use crate::clock::{Clock, SystemClock, within};
 
-/// SIGTERM and SIGINT. Listened for once: a new listener for each wait would miss those that come between two waits.
+/// SIGTERM and SIGINT. Listened for once: a new listener for each wait would miss those that come
+/// between two waits.
 #[derive(Debug)]
 pub struct Signals {
     term: Signal,
@@ -34,7 +35,8 @@ impl Signals {
 pub enum Phase {
     /// Taking requests.
     Serving,
-    /// Health checks say no; requests are still taken, so that none is lost while load balancers learn of it.
+    /// Health checks say no; requests are still taken, so that none is lost while load balancers
+    /// learn of it.
     NotReady,
     /// Nothing new is taken; what is here goes on.
     Draining,
@@ -89,8 +91,8 @@ impl Shutdown {
         let _ = self.0.subscribe().wait_for(|now| *now >= phase).await;
     }
 
-    /// Goes down as far as to [`Phase::Closing`]: says for `not_ready` that it does, then runs `drained` for as long as `grace`. A signal ends both at once. `true`
-    /// if `drained` finished.
+    /// Goes down as far as to [`Phase::Closing`]: says for `not_ready` that it does, then runs
+    /// `drained` for as long as `grace`. A signal ends both at once. `true` if `drained` finished.
     pub async fn drain(&self, terms: Drain, signals: &mut Signals, drained: impl Future<Output = ()>) -> bool {
         self.drain_by(&SystemClock, terms, signals.recv(), drained).await
     }

@@ -46,8 +46,8 @@ struct Inner {
 
 /// The tasks of a process. Cheap to clone.
 ///
-/// A task that was started with [`TaskSet::spawn`] must run until the set is cancelled: where it fails, panics or returns before, the whole set is
-/// cancelled and [`TaskSet::join`] says why.
+/// A task that was started with [`TaskSet::spawn`] must run until the set is cancelled. If it
+/// fails, panics or returns before, the whole set is cancelled and [`TaskSet::join`] says why.
 #[derive(Clone, Default)]
 pub struct TaskSet(Arc<Inner>);
 
@@ -75,7 +75,8 @@ impl TaskSet {
         });
     }
 
-    /// Starts a task that belongs to one request or session and may end. A panic ends it alone, and is logged and counted.
+    /// Starts a task that belongs to one request or session and may end. A panic ends it alone, and
+    /// is logged and counted.
     pub fn spawn_request(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
         // Made now, so that the first panic raises it from 0.
         let panics = metrics::counter!(crate::telemetry::TASK_PANICS, "task" => name);

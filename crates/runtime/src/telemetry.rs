@@ -22,7 +22,8 @@ pub enum MetricKind {
     Histogram(&'static [f64]),
 }
 
-/// A metric that a crate registers. Each crate lists its own in `METRICS`, and `docs/metrics.md` is those lists.
+/// A metric that a crate registers. Each crate lists its own in `METRICS`, and `docs/metrics.md` is
+/// those lists.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MetricDoc {
     /// `baton_<subsystem>_<noun>_<unit>`.
@@ -52,18 +53,18 @@ pub(crate) const TASK_PANICS: &str = "baton_process_task_panics_total";
 
 /// What every process registers.
 pub const METRICS: &[MetricDoc] = &[
-    MetricDoc { name: RESIDENT, kind: MetricKind::Gauge, labels: &[], help: "Memory of the process that is in RAM." },
+    MetricDoc { name: RESIDENT, kind: MetricKind::Gauge, labels: &[], help: "Bytes of the process's resident memory." },
     MetricDoc {
         name: BUILD,
         kind: MetricKind::Gauge,
         labels: &["version"],
-        help: "Always 1; its label is the version.",
+        help: "Always 1; the label is the version.",
     },
     MetricDoc {
         name: TASK_PANICS,
         kind: MetricKind::Counter,
         labels: &["task"],
-        help: "Tasks of one request or session that panicked: each is a bug.",
+        help: "Tasks of one request or session that panicked. Each is a bug.",
     },
 ];
 
@@ -78,7 +79,8 @@ pub enum LogFormat {
     Json,
 }
 
-/// Sends log lines to stderr. `filter` as in `RUST_LOG`: `info`, `baton_worker=debug,info`. A second call in one process does nothing.
+/// Sends log lines to stderr. `filter` as in `RUST_LOG`: `info`, `baton_worker=debug,info`. A
+/// second call in one process does nothing.
 pub fn init_logs(format: LogFormat, filter: &str) -> Result<(), BadSetting> {
     let builder = tracing_subscriber::fmt().with_env_filter(log_filter(filter)?).with_writer(std::io::stderr);
     let first = filter.to_owned();
@@ -111,7 +113,8 @@ struct Logs {
 /// The filter of log lines is the process's, as the subscriber is.
 static LOGS: OnceLock<Logs> = OnceLock::new();
 
-/// Has log lines filtered by this from now on, or as the process was started if there is none. Does nothing if [`init_logs`] was not called.
+/// Has log lines filtered by this from now on, or as the process was started if there is none. Does
+/// nothing if [`init_logs`] was not called.
 ///
 /// # Errors
 /// It is no filter.
@@ -158,7 +161,8 @@ impl Telemetry {
     /// How often [`Telemetry::upkeep`] is to be called.
     pub const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-    /// Installs the recorder of this process and describes `metrics`, and those that every process has, to it. Before any handle is made.
+    /// Installs the recorder of this process and describes `metrics`, and those that every process
+    /// has, to it. Before any handle is made.
     pub fn install(metrics: &[&[MetricDoc]]) -> Result<Self, BuildError> {
         let builder = Self::builder(metrics)?;
         let handle = builder.install_recorder()?;
@@ -167,7 +171,8 @@ impl Telemetry {
                 MetricKind::Counter => {
                     metrics::describe_counter!(doc.name, doc.help);
                     if doc.labels.is_empty() {
-                        // `increase()` does not see a counter's first event if the counter begins with it.
+                        // `increase()` does not see a counter's first event if the counter begins
+                        // with it.
                         metrics::counter!(doc.name).absolute(0);
                     }
                 }
@@ -215,7 +220,7 @@ impl Telemetry {
     }
 }
 
-/// Memory of this process that is in RAM; `None` where the system does not say.
+/// Memory of this process that is in RAM; `None` if the system does not say.
 pub fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     parse_resident(&status)

@@ -1,4 +1,5 @@
-//! How long a placement takes: 500 prefill and 500 decode nodes, prompts of 128 blocks, half of them with a prefix on some nodes. The whole of `Cluster::place` is timed, without and with the
+//! How long a placement takes: 500 prefill and 500 decode nodes, prompts of 128 blocks, half of
+//! them with a prefix on some nodes. The whole of `Cluster::place` is timed, without and with the
 //! record of its grounds, and the prefix lookup alone beside it.
 
 // Tests read the clock and wait.

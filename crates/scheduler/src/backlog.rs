@@ -1,7 +1,9 @@
 //! What a prefill node still has to compute, as the conductor tells it from outside.
 //!
-//! A node works in chunks: it takes the first of its queue, and whoever comes later waits for the chunk's end, whatever its rank. So time that passes is taken off those who were there when the chunk under
-//! way began. Its end is told by the node, with each step that it has done and several times a second; between the two it is guessed from the rule by which nodes make chunks.
+//! A node works in chunks: it takes the first of its queue, and a later prompt waits for the
+//! chunk's end, whatever its rank. So time that passes is taken off the prompts that were there
+//! when the chunk under way began. The node tells the chunk's end, with each step that it has done
+//! and several times a second. In between it is guessed from the rule by which nodes make chunks.
 
 use std::time::Instant;
 
@@ -42,7 +44,8 @@ struct Entry {
     turn: u64,
 }
 
-/// Where a prompt stands. Apart from the rest of it and small: each placement reads those of every node.
+/// Where a prompt stands. Apart from the rest of it and small: each placement reads those of every
+/// node.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     rank: QueueRank,
@@ -59,7 +62,8 @@ struct Place {
 pub(crate) struct ChunkSeconds {
     /// One as large as they get.
     pub full: f64,
-    /// One that is worth its fixed cost: a smaller one that ends a prompt is filled up so far with parts of others.
+    /// One that is worth its fixed cost: a smaller one that ends a prompt is filled up so far with
+    /// parts of others.
     pub least: f64,
 }
 
@@ -100,7 +104,8 @@ pub(crate) struct Backlog {
 /// What a newcomer would find, and do, in a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct QueueImpact {
-    /// Seconds of others' work that is done before its first token comes: the rest of the chunk under way, whoever goes before it, and what its own last chunk is filled up with.
+    /// Seconds of others' work that is done before its first token comes. That is the rest of the
+    /// chunk under way, the prompts that go before it, and what fills up its own last chunk.
     pub ahead: f64,
     /// Prompts that it goes before.
     pub passed: usize,
@@ -142,7 +147,8 @@ impl Backlog {
         self.balance(now);
     }
 
-    /// The node says how many tokens it has still to compute, and what of the step under way. Prompts given to it after `known_until` it may not know yet.
+    /// The node says how many tokens it has still to compute, and what of the step under way.
+    /// Prompts given to it after `known_until` it may not know yet.
     pub(crate) fn correct(
         &mut self,
         now: Instant,
@@ -172,7 +178,7 @@ impl Backlog {
         self.balance(now);
     }
 
-    /// The node has done a chunk, and begins with the next one where there is one.
+    /// The node has done a chunk, and begins with the next one if there is one.
     pub(crate) fn on_chunk_done(&mut self, now: Instant) {
         self.settle(now);
         if let Some(chunk) = self.chunk.take() {
@@ -216,7 +222,8 @@ impl Backlog {
         self.places.partition_point(|place| place.rank < rank)
     }
 
-    /// Prompts that would miss their deadline because a newcomer goes before them, and would meet it without, as it seems or with `margin` seconds more.
+    /// Prompts that would miss their deadline because a newcomer goes before them, and would meet
+    /// it without, as it seems or with `margin` seconds more.
     pub(crate) fn broken(&self, now: Instant, terms: QueueTerms, margin: f64) -> usize {
         if self.settled != Some(now) {
             return self.at(now).broken(now, terms, margin);
@@ -232,7 +239,8 @@ impl Backlog {
         self.places[before..].iter().filter(breaks).count()
     }
 
-    /// Seconds of others' work until a newcomer's first token, where so many seconds that are not in the chunk under way go before it and so many after it.
+    /// Seconds of others' work until a newcomer's first token. Of the work that is not in the chunk
+    /// under way, so many seconds go before it and so many after it.
     fn until_first_token(&self, ahead: f64, terms: QueueTerms, behind: f64) -> f64 {
         let (own, least) = (terms.compute.as_secs_f64(), self.chunk_seconds.least);
         let chunk = if ahead + own < least { ahead + own } else { own };
@@ -240,7 +248,7 @@ impl Backlog {
         self.chunk.map_or(0.0, |chunk| chunk.left) + ahead + filled_up
     }
 
-    /// Brings the books up to date: time has passed for those who are in the chunks that it was spent on.
+    /// Updates the books: time has passed for those who are in the chunks that it was spent on.
     pub(crate) fn settle(&mut self, now: Instant) {
         let mut at = self.settled.replace(now).unwrap_or(now);
         while at < now && !self.places.is_empty() {
@@ -254,7 +262,8 @@ impl Backlog {
         self.balance(now);
     }
 
-    /// After every change, so that to settle twice at one time is to settle once: an idle node begins at once, and a chunk without prompts is nobody's.
+    /// After every change, so that settling twice at one time is settling once. An idle node begins
+    /// at once, and a chunk without prompts belongs to none.
     fn balance(&mut self, now: Instant) {
         self.chunk = self.chunk.or_else(|| self.next_chunk(now)).filter(|_| !self.places.is_empty());
         self.total = self.sum();
@@ -269,7 +278,8 @@ impl Backlog {
         later
     }
 
-    /// What a node begins with that is idle: it goes on to the end of the first prompt, or as far as a chunk goes.
+    /// What a node begins with that is idle: it goes on to the end of the first prompt, or as far
+    /// as a chunk goes.
     fn next_chunk(&self, began: Instant) -> Option<Chunk> {
         let first = self.places.iter().find(|place| place.left > NOTHING)?;
         let ChunkSeconds { full, least } = self.chunk_seconds;
@@ -388,7 +398,8 @@ mod tests {
         backlog.add(start, prompt(1, start, 10, 8.0));
         let short = backlog.impact(start, terms(1, 1.0));
         assert_eq!((ms(short.ahead), short.passed), (500, 1), "the chunk that is being computed");
-        // After 6 of its 8 seconds a quarter of its patience is left: it is due at 2.5 s, the newcomer at 7 s.
+        // After 6 of its 8 seconds a quarter of its patience is left: it is due at 2.5 s, the
+        // newcomer at 7 s.
         backlog.add(start + 6 * SECOND, prompt(2, start + 6 * SECOND, 1, 1.0));
         let impact = backlog.impact(start + 6 * SECOND, terms(0, 1.0));
         assert_eq!((ms(impact.ahead), impact.passed), (2000, 1), "a third without patience goes between them");
@@ -442,7 +453,8 @@ mod tests {
         told.correct(at(1000), 950, step(1000, 1500), at(1000));
         assert_eq!((ahead(&backlog, at(1000)), ahead(&told, at(1000))), (1000, 1500));
         assert_eq!(ms(told.total(at(1000))), 7600);
-        // A chunk that was over earlier than thought took its work with it; one that was late had not begun its successor.
+        // A chunk that was over earlier than thought took its work with it; one that was late had
+        // not begun its successor.
         let mut early = told.clone();
         early.on_chunk_done(at(2000));
         assert_eq!((ahead(&early, at(2000)), ms(early.total(at(2000)))), (2000, 6100));

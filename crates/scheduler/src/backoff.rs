@@ -1,4 +1,5 @@
-//! Pauses after failures: each one longer than the last, up to a bound, and forgotten with the first success.
+//! Pauses after failures: each one longer than the last, up to a bound, and forgotten with the
+//! first success.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,7 +20,8 @@ pub(crate) struct Backoff<K> {
 }
 
 impl<K: Ord + Clone> Backoff<K> {
-    /// A first failure is a pause of `first`, each further one of twice the last, up to `longest`. Of more than `most` the one that ends first is forgotten.
+    /// A first failure is a pause of `first`, each further one of twice the last, up to `longest`.
+    /// Of more than `most` the one that ends first is forgotten.
     pub fn new(first: Duration, longest: Duration, most: usize) -> Self {
         Self { pauses: BTreeMap::new(), first, longest, most }
     }

@@ -38,9 +38,10 @@ pub const KV_EVENTS_PER_MESSAGE: usize = 4096;
 pub const MAX_STORES: usize = 8;
 /// A holder says within this time whether it gives a lease, or it stands still.
 pub const LEASE_DEADLINE: Duration = Duration::from_secs(2);
-/// One layer of a prefix takes no longer than this once it is its turn: the request waits for it, and the engine for a part of this time.
+/// One layer of a prefix takes no longer than this once it is its turn. The request waits for it,
+/// and the engine for a part of this time.
 pub const LAYER_DEADLINE: Duration = Duration::from_secs(2);
-/// What nobody has used for so long may make room for a prefix that is asked for more often.
+/// What has been unused for so long may make room for a prefix that is asked for more often.
 pub const COLD_AFTER: Duration = Duration::from_secs(60);
 /// Readers of a node's cache at once.
 const MAX_LEASES: usize = 256;
@@ -89,7 +90,7 @@ impl ModelConfig {
 
 /// How long a prefill step waits for all of its prefixes together. All of the step waits with it.
 pub const MAX_PREFIX_WAIT_PER_STEP: Duration = Duration::from_millis(500);
-/// How long it waits for one layer at least: what brings it may be late on a busy machine.
+/// How long it waits for one layer at least: its fetch may be late on a busy machine.
 const MIN_PREFIX_PATIENCE: Duration = Duration::from_millis(100);
 /// How many times as long as its layers took so far the next one may take.
 const PREFIX_PATIENCE: u32 = 8;
@@ -113,13 +114,15 @@ pub struct PrefillConfig {
     pub model: ModelConfig,
     /// Most tokens of one chunk, a multiple of the block's tokens.
     pub token_budget: usize,
-    /// A chunk that ends a prompt takes in others until it has so many tokens: more would delay the first token, and fewer are not worth the fixed cost of a chunk.
+    /// A chunk that ends a prompt takes in others until it has so many tokens. More would delay the
+    /// first token, and fewer are not worth the fixed cost of a chunk.
     pub min_chunk_tokens: usize,
     /// Most sequences of one chunk.
     pub max_sequences_per_chunk: usize,
     /// Most requests that wait; one more is refused.
     pub max_waiting: usize,
-    /// Most requests whose blocks are held here, from the first chunk to the end of their handoff.
+    /// Most requests whose blocks are in use here, from the first chunk to the end of their
+    /// handoff.
     pub max_active: usize,
     /// Most batches of one request in the transfer engine.
     pub max_inflight_pushes: usize,
@@ -133,11 +136,11 @@ pub struct PrefillConfig {
     pub max_leases: usize,
     /// Longest that a lease lasts.
     pub lease_ttl: Duration,
-    /// Most prefixes at once that are brought here without a request.
+    /// Most replications at once.
     pub max_replications: usize,
-    /// They make room of what nobody has used for this long.
+    /// They make room of what has been unused for this long.
     pub cold_after: Duration,
-    /// Most blocks that are being written to the SSD at once; 0 where there is none.
+    /// Most blocks that are being written to the SSD at once; 0 if there is none.
     pub max_stores: usize,
     /// Which cached blocks go first.
     pub eviction: EvictionKind,
@@ -146,7 +149,7 @@ pub struct PrefillConfig {
 }
 
 impl PrefillConfig {
-    /// Ordinary bounds: chunks of 512 tokens (or one block, where a block is larger).
+    /// Ordinary bounds: chunks of 512 tokens (or one block, if a block is larger).
     pub fn new(node: NodeId, generation: Generation, model: ModelConfig) -> Self {
         let config = Self {
             node,
@@ -204,13 +207,15 @@ pub struct DecodeConfig {
     pub max_running: usize,
     /// Most sequences that have a grant or are handed off, but do not run yet.
     pub max_waiting: usize,
-    /// Blocks of the answer that a grant promises room for, beside the prompt's; what grows beyond them may make the youngest sequences wait.
+    /// Blocks of the answer that a grant promises room for, beside the prompt's; what grows beyond
+    /// them may make the youngest sequences wait.
     pub growth_blocks: usize,
     /// How long a grant waits for room before it is refused.
     pub grant_wait: Duration,
-    /// How often a sequence that waits for room, or all of them where the node is on its way out, are offered to other decode nodes.
+    /// How often a sequence that waits for room is offered to other decode nodes; if the node is on
+    /// its way out, all of them.
     pub offer_every: Duration,
-    /// Most tokens of prompts, and of sequences that were preempted, in one step beside the batch.
+    /// Most tokens of prompts, and of sequences that were preempted, in one step of a mixed batch.
     pub prompt_budget: usize,
     /// A grant ends when neither bytes nor the handoff came for this long.
     pub grant_ttl: Duration,
@@ -218,7 +223,7 @@ pub struct DecodeConfig {
     pub max_leases: usize,
     /// Longest that a lease lasts.
     pub lease_ttl: Duration,
-    /// Most blocks that are being written to the SSD at once; 0 where there is none.
+    /// Most blocks that are being written to the SSD at once; 0 if there is none.
     pub max_stores: usize,
     /// Requests remembered after their end, so that what comes late for them is refused.
     pub max_tombstones: usize,

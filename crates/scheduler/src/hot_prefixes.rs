@@ -1,10 +1,14 @@
 //! Which prefixes prompts begin with most of late.
 //!
-//! Counting every prefix of every prompt would take memory without bound. These are two bounds on top of each other. Of a prompt's blocks, prefixes that end at each of the
-//! first eight are counted, and beyond that four per doubling, so that a length is known to a quarter of itself at the price of a few dozen counters. And the counters are
-//! those of Space-Saving (Metwally, Agrawal, El Abbadi, 2005): where all are taken, the least one is given to the newcomer, who starts with its count and remembers how much
-//! of it is not its own. What makes up more than 1 / [`COUNTERS`] of all counts is never missed, and a count less what is not its own is never too high. Old requests count less
-//! by forward decay (Cormode et al., 2009): new ones weigh more and more, and nothing has to be gone through as time passes.
+//! Counting every prefix of every prompt would take memory without bound. These are two bounds on
+//! top of each other. Of a prompt's blocks, prefixes that end at each of the first eight are
+//! counted, and beyond that four per doubling. So a length is known to a quarter of itself at the
+//! price of a few dozen counters. The counters are those of Space-Saving (Metwally, Agrawal, El
+//! Abbadi, 2005). If all are taken, the least one is given to the newcomer, who starts with its
+//! count and remembers how much of it is not its own. What makes up more than 1 / [`COUNTERS`] of
+//! all counts is never missed. A count less what is not its own is never too high. Old requests
+//! count less by forward decay (Cormode et al., 2009): new ones weigh more and more, and nothing
+//! has to be gone through as time passes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -18,7 +22,7 @@ use crate::cluster::PrefixDemand;
 const COUNTERS: usize = 4096;
 /// After this long a request counts half.
 const HALF_LIFE: Duration = Duration::from_secs(300);
-/// Weights are brought back to 1 after so many half-lives: before they lose digits.
+/// Weights are scaled back to 1 after so many half-lives: before they lose digits.
 const MAX_HALF_LIVES: f64 = 64.0;
 /// Requests of less time than this say nothing of a rate.
 const RATE_SPAN: Duration = Duration::from_secs(10);
@@ -57,13 +61,14 @@ pub struct HotPrefixes {
     by_weight: BTreeSet<(u64, BlockHash)>,
     /// When a request weighs 1.
     landmark: Instant,
-    /// Of the prefixes that were heaviest when that was last asked: all their blocks, once a request has come with them.
+    /// Of the prefixes that were heaviest when that was last asked: all their blocks, once a
+    /// request has come with them.
     chains: HashMap<BlockHash, Option<Arc<[BlockHash]>>>,
     most: usize,
 }
 
 impl HotPrefixes {
-    /// So many of the heaviest are looked at when copies are to be ordered.
+    /// So many of the heaviest are looked at when replications are to be ordered.
     pub const REPLICATED: usize = 64;
 
     /// Nothing counted yet.
@@ -126,7 +131,7 @@ impl HotPrefixes {
         self.counters.insert(hash, counter);
     }
 
-    /// Where all counters are taken, gives up the least one; what it had counted.
+    /// If all counters are taken, gives up the least one; what it had counted.
     fn make_room(&mut self) -> f64 {
         if self.counters.len() < self.most {
             return 0.0;
@@ -136,7 +141,8 @@ impl HotPrefixes {
         f64::from_bits(weight)
     }
 
-    /// The prefixes that more than one request began with of late, those with the most requests first, of as many the longer. Where nearly all went on alike, the longer one is told alone.
+    /// The prefixes that more than one request began with of late, those with the most requests
+    /// first, of as many the longer. If nearly all went on alike, the longer one is told alone.
     pub fn hottest(&self, now: Instant, most: usize) -> Vec<HotPrefix> {
         let mut hot: Vec<_> = self.hot(now).into_iter().map(|(prefix, _)| prefix).collect();
         hot.sort_by(|a, b| b.requests.total_cmp(&a.requests).then(b.blocks.cmp(&a.blocks)).then(a.hash.cmp(&b.hash)));
@@ -144,7 +150,8 @@ impl HotPrefixes {
         hot
     }
 
-    /// The same by how many blocks a second requests begin with, with all the blocks of each. What comes among the first `most` is told once a request has come with it since.
+    /// The same by how many blocks a second requests begin with, with all the blocks of each. What
+    /// comes among the first `most` is told once a request has come with it since.
     pub fn heaviest(&mut self, now: Instant, most: usize) -> Vec<PrefixDemand> {
         let mut hot = self.hot(now);
         hot.retain(|(prefix, _)| prefix.requests >= RATE_REQUESTS);
@@ -183,7 +190,8 @@ impl HotPrefixes {
     }
 }
 
-/// What the seconds of such a time weigh together: one request in each of them would be counted as so many.
+/// What the seconds of such a time weigh together: one request in each of them would be counted as
+/// so many.
 fn weighted_seconds(age: Duration) -> f64 {
     let mean_life = HALF_LIFE.as_secs_f64() / std::f64::consts::LN_2;
     mean_life * (1.0 - (-age.as_secs_f64() / mean_life).exp())
@@ -247,7 +255,7 @@ mod tests {
         };
         ask(&mut hot, 0, 60);
         let minute = start + Duration::from_secs(60);
-        assert_eq!(hot.heaviest(minute, 2), [], "nobody has kept their blocks");
+        assert_eq!(hot.heaviest(minute, 2), [], "no node has kept their blocks");
         ask(&mut hot, 60, 61);
         let found = hot.heaviest(minute, 2);
         let blocks: Vec<_> = found.iter().map(|hot| hot.hashes.to_vec()).collect();
@@ -278,7 +286,7 @@ mod tests {
             hot.hottest(start + HALF_LIFE * half_lives, 1).first().map(|hot| hot.requests)
         };
         assert_eq!((requests(&hot, 0), requests(&hot, 2), requests(&hot, 3)), (Some(8.0), Some(2.0), None));
-        // Beyond the point where weights are brought back.
+        // Beyond the point at which weights are scaled back.
         let later = start + HALF_LIFE * 100;
         (0..3).for_each(|own| hot.observe(later, &chain(2, 4, own, 4)));
         let found = hot.hottest(later, 5);

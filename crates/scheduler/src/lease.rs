@@ -1,12 +1,14 @@
 //! Leases: blocks of a node's cache that other nodes read, on either kind of node.
 //!
 //! ```text
-//!   on_lease_request ─▶ blocks held, Open ─▶ the reader reads ─▶ on_release_lease, or the time is up ─▶ End, blocks let go
+//!   on_lease_request ─▶ blocks pinned, Open ─▶ the reader reads ─▶ on_release_lease, or the time is up ─▶ End, blocks released
 //! ```
 //!
-//! **Invariant**: leased blocks are held, so nobody evicts or writes them. A lease that ends needs no fence: its reader does not believe what it read while the
-//! lease ended. Readers come and go, so blocks that many ask for might be leased without end: where one of the node's own requests waits for room that it would have without
-//! readers, no lease is given until it has it, but to a node that takes one of the sequences off this one.
+//! **Invariant**: leased blocks are pinned, so they are neither evicted nor written. A lease that
+//! ends needs no fence: its reader does not believe what it read while the lease ended. Readers
+//! come and go, so blocks that many ask for might be leased without end. So if one of the node's
+//! own requests waits for room that it would have without readers, no lease is given until it has
+//! it. A node that takes one of the sequences off this one still gets its lease.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -19,7 +21,8 @@ use baton_types::{
 /// What the shell carries out about leases.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LeaseEffect {
-    /// Open the lease in the transfer engine, then give `reply` to the reader. Where that fails, answer the reader with the error and call `on_release_lease`.
+    /// Open the lease in the transfer engine, then give `reply` to the reader. If that fails,
+    /// answer the reader with the error and call `on_release_lease`.
     Open {
         /// The reader's request.
         key: RequestKey,
@@ -57,7 +60,8 @@ struct Lease {
 /// One reader has at most one of so many of the leases.
 const READERS: usize = 4;
 
-/// The leases of a node. Their ids come from the caller: the transfer engine keeps grants and leases in one space.
+/// The leases of a node. Their ids come from the caller: the transfer engine keeps grants and
+/// leases in one space.
 #[derive(Debug)]
 pub(crate) struct Leases {
     open: BTreeMap<GrantId, Lease>,
@@ -71,8 +75,10 @@ impl Leases {
         Self { open: BTreeMap::new(), max, ttl }
     }
 
-    /// Takes hold of what is still here of the blocks asked for: the first ones without a gap. `wanted`: blocks that have to be free or cached before the first of the node's
-    /// own requests that wait for room has it. `moves`: the reader goes on with a sequence of this node, and is not one of those that come without end.
+    /// Pins what is still here of the blocks asked for: the first ones without a gap. `wanted`:
+    /// blocks that have to be free or cached before the first of the node's own requests that wait
+    /// for room has it. `moves`: the reader goes on with a sequence of this node, and is not one of
+    /// those that come without end.
     pub fn open(
         &mut self,
         now: Instant,
@@ -117,7 +123,8 @@ impl Leases {
         LeaseEffect::Refuse { key: request.key, refused }
     }
 
-    /// Whether a request that wants so many blocks would have them if nobody read here, and would not with one more reader.
+    /// Whether a request that wants so many blocks would have them without readers here, and would
+    /// not with one more reader.
     fn would_hold_up(&self, pool: &BlockPool, blocks: &[BlockId], wanted: usize) -> bool {
         let mut readers: BTreeMap<BlockId, u32> = BTreeMap::new();
         self.blocks().for_each(|block| *readers.entry(block).or_default() += 1);
@@ -265,14 +272,15 @@ mod tests {
         let own = pool.allocate(1).unwrap();
         let two = request(&hashes[..2]);
         assert_eq!(opened(leases.open(now, &mut pool, GrantId(1), two.clone(), (Some(1), false))), 2, "one is left");
-        // Somebody needs what readers hold: no more of them, whether they want the same blocks or others.
+        // A request needs what readers hold: no more of them, whether they want the same blocks or
+        // others.
         assert_eq!(
             refusal(leases.open(now, &mut pool, GrantId(2), two.clone(), (Some(3), false))),
             ErrorKind::Overloaded
         );
         let third = request(&hashes[2..]);
         assert_eq!(refusal(leases.open(now, &mut pool, GrantId(3), third, (Some(1), false))), ErrorKind::Overloaded);
-        // Where the node's own blocks are what it waits for, readers do no harm.
+        // If the node's own blocks are what it waits for, readers do no harm.
         assert_eq!(opened(leases.open(now, &mut pool, GrantId(4), two.clone(), (Some(4), false))), 2);
         pool.release(&own);
         assert_eq!(refusal(leases.open(now, &mut pool, GrantId(5), two, (Some(4), false))), ErrorKind::Overloaded);

@@ -1,4 +1,5 @@
-//! What placed requests will cost their nodes: charged when they are placed, so that a burst does not herd, and given back as they get on.
+//! What placed requests will cost their nodes. Charged when they are placed, so that a burst does
+//! not herd, and given back as they get on.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,7 +16,8 @@ use crate::cost::{OutputLength, duration};
 pub(crate) struct Charge {
     /// Where it is prefilled, until that node leaves.
     pub prefill: Option<NodeStart>,
-    /// The decode node, where it computes the prompt's tail, until that node leaves.
+    /// The decode node, if it computes the last part of the prompt (partial prefill), until that
+    /// node leaves.
     pub tail: Option<NodeStart>,
     /// Bytes that come from another node first, until they are there or that node leaves.
     pub fetch: Option<(NodeStart, u64)>,
@@ -174,7 +176,8 @@ impl NodeCharges {
         forecast
     }
 
-    /// Those that decode at `then` if every answer takes `answer`: prompts computed by then come in, answers that old are over (Mooncake, section 7.4).
+    /// Those that decode at `then` if every answer takes `answer`: prompts computed by then come
+    /// in, answers that old are over (Mooncake, section 7.4).
     pub(crate) fn decoding_at(&self, now: Instant, then: Instant, answer: Duration) -> DecodeForecast {
         let mut forecast = DecodeForecast::default();
         let alive = |charge: &&DecodeCharge| charge.begins(now) <= then && then < charge.begins(now) + answer;
@@ -182,8 +185,8 @@ impl NodeCharges {
         forecast
     }
 
-    /// Expected of those that decode at `then`, each counted with the probability that its answer goes on for so long: answers are as long as those before
-    /// them were, and a token takes `tbt`.
+    /// Expected of those that decode at `then`, each counted with the probability that its answer
+    /// goes on for so long. Answers are as long as those before them were, and a token takes `tbt`.
     pub(crate) fn expected_at(
         &self,
         now: Instant,
@@ -198,7 +201,8 @@ impl NodeCharges {
         forecast
     }
 
-    /// How long until the first of those that decode should be over: a token takes `step`, and answers get as long as those before them.
+    /// How long until the first of those that decode should be over: a token takes `step`, and
+    /// answers get as long as those before them.
     pub(crate) fn next_end(&self, now: Instant, step: Duration, lengths: &OutputLength) -> Option<Duration> {
         let left = |charge: &DecodeCharge| {
             let left = lengths.expected_left(charge.tokens_by(now, step), charge.max_tokens);
@@ -207,7 +211,8 @@ impl NodeCharges {
         self.decoding.values().filter(|charge| charge.begun).map(left).min()
     }
 
-    /// Sequences that are likely to go on until `then` and whose objective steps of `without` meet and steps of `with` do not.
+    /// Sequences that are likely to go on until `then` and whose objective steps of `without` meet
+    /// and steps of `with` do not.
     pub(crate) fn broken_sequences(
         &self,
         (now, then): (Instant, Instant),
@@ -225,7 +230,8 @@ impl NodeCharges {
         self.tbt_limits.first_key_value().is_some_and(|(limit, _)| limit.as_secs_f64() < seconds)
     }
 
-    /// Whether some sequence's time between tokens may be as long as `from` seconds, and not as long as `to`.
+    /// Whether some sequence's time between tokens may be as long as `from` seconds, and not as
+    /// long as `to`.
     pub(crate) fn has_tbt_limit_in(&self, from: f64, to: f64) -> bool {
         from < to && self.tbt_limits.range(duration(from)..duration(to)).next().is_some()
     }

@@ -1,11 +1,14 @@
-//! Everything that decides: the loops of the prefill and decode nodes, and the conductor's cost models, ledger and placement.
+//! Everything that decides: the loops of the prefill and decode nodes, and the conductor's cost
+//! models, ledger and placement.
 //!
-//! Cores are plain structs: `on_<event>(&mut self, now, ..)` takes in what happened, `poll_effect()` gives what to do about it, `next_wakeup()` says when
-//! `on_wakeup(now)` is due. No tokio, no clock, no randomness but what is passed in: the same core runs in unit tests, in simulation and in production, and the same
-//! events give the same effects.
+//! Cores are plain structs: `on_<event>(&mut self, now, ..)` takes in what happened,
+//! `poll_effect()` gives what to do about it, `next_wakeup()` says when `on_wakeup(now)` is due. No
+//! tokio, no clock, no randomness but what is passed in. The same core runs in unit tests, in
+//! simulation and in production, and the same events give the same effects.
 //!
-//! **Invariants**: a request that a core accepted ends exactly once; blocks are given back only when neither the engine nor the transfer engine touches them;
-//! every queue is bounded, and what is beyond a bound is refused with the numbers.
+//! **Invariants**: A request that a core accepted ends exactly once. Blocks are given back only
+//! when neither the engine nor the transfer engine touches them. Every queue is bounded, and what
+//! is beyond a bound is refused with the numbers.
 
 // Tests read the clock and wait.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]

@@ -15,7 +15,7 @@ pub(crate) fn pool_load(pool: &BlockPool) -> Load {
     }
 }
 
-/// `Err` with the message where `ok` is false.
+/// `Err` with the message if `ok` is false.
 pub(crate) fn ensure(ok: bool, message: impl FnOnce() -> String) -> Result<(), IntegrityError> {
     if ok { Ok(()) } else { Err(IntegrityError(message())) }
 }

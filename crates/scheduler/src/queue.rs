@@ -1,12 +1,15 @@
 //! The order in a prefill node's queue, and what it costs those who wait in it.
 //!
-//! A prompt comes with its **patience**: how long after it others may still arrive and pass it. Prompts go by priority, then by *due* time, which is arrival plus the
-//! patience that is left; what is computed already takes its share of the patience away, so that a prompt that is nearly done is not put off for a new one. With no patience at all this is first
-//! come, first served; with patience in proportion to the work it is close to shortest remaining first.
+//! A prompt comes with its **patience**: how long after it others may still arrive and pass it.
+//! Prompts go by priority, then by *due* time, which is arrival plus the patience that is left.
+//! What is computed already takes its share of the patience away, so a prompt that is nearly done
+//! is not put off for a new one. With no patience at all this is first come, first served; with
+//! patience in proportion to the work it is close to shortest remaining first.
 //!
 //! What has waited for **`max_overtaken`** is passed by nothing that arrives later.
 //!
-//! Requests that admission took in are not put off for others that are worth more: under overload that made more of them late than it saved (docs/design/0007).
+//! Requests that admission took in are not put off for others that are worth more: under overload
+//! that made more of them late than it saved (docs/design/0007).
 
 use std::cmp::Reverse;
 use std::time::Instant;
@@ -91,9 +94,9 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// Whenever they are due: nobody who arrives after another's bound goes before it.
+        /// Whenever they are due: no later arrival goes before a request whose bound has passed.
         #[test]
-        fn nobody_waits_beyond_its_bound(
+        fn no_request_waits_beyond_its_bound(
             prompts in prop::collection::vec((0u64..20, 0u64..60, 0.1f64..30.0, 0u8..101), 1..30),
             priorities in prop::collection::vec(-1i32..2, 30),
             wait in 0u64..200,
@@ -111,7 +114,7 @@ pub(crate) mod tests {
             let order = queue_order(now, &items);
             let mut seen = order.clone();
             seen.sort_unstable();
-            prop_assert!(seen.iter().copied().eq(0..items.len()), "everybody has one place");
+            prop_assert!(seen.iter().copied().eq(0..items.len()), "each has one place");
             let place = |index: usize| order.iter().position(|other| *other == index);
             for (index, item) in items.iter().enumerate() {
                 for (other, later) in items.iter().enumerate() {

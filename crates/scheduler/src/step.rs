@@ -16,7 +16,8 @@ pub enum LogitsWanted {
     None,
     /// The last row: a token is drawn from it.
     Last,
-    /// Every row, for the log-probabilities of the prompt; a token is drawn from the last one if [`StepSequence::is_last_chunk`].
+    /// Every row, for the log-probabilities of the prompt; a token is drawn from the last one if
+    /// [`StepSequence::is_last_chunk`].
     All,
 }
 
@@ -25,24 +26,29 @@ pub enum LogitsWanted {
 pub struct StepSequence {
     /// Whose it is.
     pub key: RequestKey,
-    /// The prompt and the output so far. Shared with the core, which appends in place once the step is over and nobody holds this any more.
+    /// The prompt and the output so far. Shared with the core, which appends in place once the step
+    /// is over and this is not held any more.
     pub tokens: Arc<Vec<TokenId>>,
-    /// How many of `tokens` are the prompt; the rest is the output, and its length is the index of the token to draw.
+    /// How many of `tokens` are the prompt; the rest is the output, and its length is the index of
+    /// the token to draw.
     pub prompt_tokens: usize,
-    /// Positions to compute. The KV of those before is in the arena. Starts on a block boundary in prefill.
+    /// Positions to compute. The KV of those before is in the arena. Starts on a block boundary in
+    /// prefill.
     pub range: Range<usize>,
     /// Blocks of positions 0 to at least `range.end`; shared in the same way.
     pub block_table: Arc<Vec<BlockId>>,
     /// Rows that need logits.
     pub logits: LogitsWanted,
-    /// Prefill: the prompt's last, partial block, and the first of its token slots that nothing is written to. Each layer's slots from there on are zeroed when the
-    /// layer is ready and before it is pushed.
+    /// Prefill: the prompt's last, partial block, and the first of its token slots that nothing is
+    /// written to. Each layer's slots from there on are zeroed when the layer is ready and before
+    /// it is pushed.
     pub zero_tail: Option<(BlockId, u32)>,
     /// How to draw.
     pub sampling: Arc<SamplingParams>,
     /// Whether a token is drawn from the last row. Always so in decode.
     pub is_last_chunk: bool,
-    /// Prefill: the KV of positions before `range` is still coming in, layer by layer; each layer's attention waits for it.
+    /// Prefill: the KV of positions before `range` is still coming in, layer by layer; each layer's
+    /// attention waits for it.
     pub awaits_prefix: bool,
 }
 
@@ -73,12 +79,14 @@ pub struct StepPlan {
     pub id: StepId,
     /// Those that go through all layers. With the slice never empty.
     pub sequences: Vec<StepSequence>,
-    /// Decode: the end of a prompt, layer by layer behind the prefill node that computes its beginning.
+    /// Decode: the end of a prompt, layer by layer behind the prefill node that computes its
+    /// beginning.
     pub slice: Option<StepSlice>,
 }
 
 impl StepPlan {
-    /// Rows that go through all layers: prompt tokens in prefill, sequences and prompt tokens in decode.
+    /// Rows that go through all layers: prompt tokens in prefill, sequences and prompt tokens in
+    /// decode.
     pub fn rows(&self) -> u32 {
         self.sequences.iter().map(|sequence| sequence.range.len() as u32).sum()
     }
@@ -99,9 +107,11 @@ impl StepPlan {
 pub struct StepOutput {
     /// Whose it is.
     pub key: RequestKey,
-    /// The token drawn, with its log-probabilities where asked for; `None` where the prompt goes on in a later chunk or slice.
+    /// The token drawn, with its log-probabilities if asked for; `None` if the prompt goes on in a
+    /// later chunk or slice.
     pub sampled: Option<(TokenId, Option<TokenLogprobs>)>,
-    /// One per row with [`LogitsWanted::All`], else empty. Entry `i` is the distribution after row `i`, with the log-probability of the prompt's next token.
+    /// One per row with [`LogitsWanted::All`], else empty. Entry `i` is the distribution after row
+    /// `i`, with the log-probability of the prompt's next token.
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Of a slice that is not the last: what the next one takes. Else empty.
     pub hidden: Vec<f32>,

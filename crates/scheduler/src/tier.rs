@@ -1,7 +1,8 @@
-//! The tier below a node's arena, on either kind of node: blocks are written through to it when they are full, and read back where the arena has lost them.
+//! The tier below a node's arena, on either kind of node. Blocks are written through to it when
+//! they are full, and read back if the arena has lost them.
 //!
-//! Blocks are held while they are written; how many at once is bounded, and so is how many wait for it: under a load that the disk cannot follow some are not written, which costs
-//! a miss later.
+//! Blocks are pinned while they are written. How many at once is bounded, and so is how many wait
+//! for it. Under a load that the disk cannot follow some are not written, which costs a miss later.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -26,7 +27,8 @@ pub enum TierEffect {
         /// Where it is.
         block: BlockId,
     },
-    /// Read blocks into the arena. Answers: on a prefill node as of `PrefillEffect::Fetch`, on a decode node `on_load_done`. Until the last one the destinations are left alone.
+    /// Read blocks into the arena. Answers: on a prefill node as of `PrefillEffect::Fetch`, on a
+    /// decode node `on_load_done`. Until the last one the destinations are left alone.
     Load {
         /// The request.
         key: RequestKey,
@@ -55,7 +57,8 @@ pub trait TieredCore {
 pub trait Books {
     /// The arena's, and those of writes to the tier.
     fn books(&mut self) -> (&mut BlockPool, &mut Stores);
-    /// A block that was written is let go: the next writes may begin, and somebody may have room.
+    /// A block that was written is released: the next writes may begin, and a request may have
+    /// room.
     fn after_store(&mut self, now: Instant);
 }
 
@@ -81,7 +84,7 @@ impl<C: Books> TieredCore for C {
 /// Writes under way and to come.
 #[derive(Debug)]
 pub struct Stores {
-    /// Most at once; 0 where there is no tier.
+    /// Most at once; 0 if there is no tier.
     max: usize,
     /// Nothing new is written: the node is on its way out.
     stopped: bool,

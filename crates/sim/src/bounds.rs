@@ -8,8 +8,9 @@ use crate::record::RequestRecord;
 use crate::trace::{BLOCK_TOKENS, Trace, TraceRequest};
 use baton_profile::ModelProfile;
 
-/// Mean time to first token, seconds, of the window's requests if each were alone on a prefill node that holds every block that any request before it had: an infinite cache, no
-/// queue, no fetch. The speed of the replay does not matter.
+/// Mean time to first token, seconds, of the window's requests if each were alone on a prefill node
+/// with an infinite cache. The node holds every block that any request before it had: no queue, no
+/// fetch. The speed of the replay does not matter.
 pub(crate) fn floor_ttft_mean(trace: &Trace, profile: &ModelProfile, options: &SimOptions) -> f64 {
     let (mut sum, prompts) = (0.0, prompts(trace, options));
     for (tokens, cached) in &prompts {
@@ -18,7 +19,8 @@ pub(crate) fn floor_ttft_mean(trace: &Trace, profile: &ModelProfile, options: &S
     sum / prompts.len().max(1) as f64
 }
 
-/// Tokens of each of the window's prompts, and how many of them a request before had in whole blocks, or in the trace's own.
+/// Tokens of each of the window's prompts, and how many of them a request before had in whole
+/// blocks, or in the trace's own.
 fn prompts(trace: &Trace, options: &SimOptions) -> Vec<(u32, u32)> {
     let last = trace.requests.iter().map(|request| request.timestamp).max().unwrap_or_default();
     let (mut seen, block) = (HashMap::<u64, u32>::new(), options.block_tokens);
@@ -42,9 +44,12 @@ fn prompts(trace: &Trace, options: &SimOptions) -> Vec<(u32, u32)> {
 
 /// The largest share of the window's requests that any policy can serve within the objectives.
 ///
-/// All nodes of a kind are one machine that is as fast as they are together and never idle for want of the right request; prompts find every block that any request before them had. A set of
-/// requests is feasible there if it is in the order of arrival, as deadlines are in that order, too; the largest feasible set is that of Kise, Ibaraki and Mine (Operations Research 26, 1978):
-/// one after the other is added, and if it is late, the one goes whose absence makes the rest end first. The bound is the lesser of prompts' and answers'.
+/// All nodes of a kind are one machine that is as fast as they are together and never idle for want
+/// of the right request. Prompts find every block that any request before them had. A set of
+/// requests is feasible there if it is in the order of arrival, as deadlines are in that order,
+/// too. The largest feasible set is that of Kise, Ibaraki and Mine (Operations Research 26, 1978).
+/// One after the other is added, and if it is late, the one goes whose absence makes the rest end
+/// first. The bound is the lesser of prompts' and answers'.
 pub(crate) fn most_met(trace: &Trace, profile: &ModelProfile, options: &SimOptions) -> f64 {
     let last = trace.requests.iter().map(|request| request.timestamp).max().unwrap_or_default();
     let counted: Vec<_> =
@@ -54,7 +59,8 @@ pub(crate) fn most_met(trace: &Trace, profile: &ModelProfile, options: &SimOptio
     let records: Vec<_> = records.zip(counted).filter(|(_, counted)| *counted).map(|(record, _)| record).collect();
     let mut met = 1.0_f64;
     if let Some(ttft) = options.ttft_slo {
-        // Decode nodes compute prompts, too, at the cost of a row each; chunks are free, since prompts share them.
+        // Decode nodes compute prompts, too, at the cost of a row each; chunks are free, since
+        // prompts share them.
         let per_decode_node =
             profile.prefill_per_token / profile.decode_per_sequence.max(profile.prefill_per_token / 10.0);
         let speed = options.prefill as f64 + options.decode as f64 * per_decode_node;
@@ -70,7 +76,8 @@ pub(crate) fn most_met(trace: &Trace, profile: &ModelProfile, options: &SimOptio
         met = met.min(most_in_time(jobs, ttft) as f64 / whole);
     }
     if let Some(tbt) = options.tbt_slo.map(|tbt| tbt.as_secs_f64()) {
-        // A step takes the objective at most, so that its base is at least so much of the node's time; the rest is for sequences.
+        // A step takes the objective at most, so that its base is at least so much of the node's
+        // time; the rest is for sequences.
         let speed = options.decode as f64 * (1.0 - profile.decode_base / tbt).max(1e-9);
         let per_token = |record: &RequestRecord| {
             profile.decode_per_sequence + profile.decode_per_kv_token * f64::from(record.prompt_tokens)
@@ -87,7 +94,8 @@ pub(crate) fn most_met(trace: &Trace, profile: &ModelProfile, options: &SimOptio
 /// Without an objective the first token may come at any time.
 const NEVER: Duration = Duration::from_secs(1_000_000_000);
 
-/// How many jobs, given by arrival and seconds of work in the order of arrival, one machine can end within `limit` of their arrival.
+/// How many jobs, given by arrival and seconds of work in the order of arrival, one machine can end
+/// within `limit` of their arrival.
 fn most_in_time(jobs: impl Iterator<Item = (Duration, f64)>, limit: Duration) -> usize {
     let limit = limit.as_secs_f64();
     // Of the jobs that are done without a pause up to now: arrival, begin and work.
@@ -104,7 +112,7 @@ fn most_in_time(jobs: impl Iterator<Item = (Duration, f64)>, limit: Duration) ->
         if end <= arrival + limit {
             continue;
         }
-        // Without a job, those after it move forward by its work, but none to before its arrival.
+        // Without a job, those after it begin earlier by its work, but none before its arrival.
         let (mut room, mut best) = (f64::INFINITY, (0.0, busy.len() - 1));
         for (index, (arrival, begin, work)) in busy.iter().enumerate().rev() {
             let gain = room.min(*work);
@@ -171,7 +179,8 @@ mod tests {
         assert_eq!(most(&[(0, 5.0), (0, 2.0), (0, 2.0)], 5), 2, "the long one goes");
         assert_eq!(most(&[(0, 9.0), (1, 1.0)], 5), 1, "one that cannot be in time is not waited for");
         assert_eq!(most(&[(0, 2.0), (10, 2.0), (20, 2.0)], 2), 3, "pauses are no help, and no harm");
-        // The second could begin a second earlier at most, so that the first is worth that much only.
+        // The second could begin a second earlier at most, so that the first is worth that much
+        // only.
         assert_eq!(most(&[(0, 5.0), (4, 3.0), (4, 3.0)], 5), 2);
     }
 

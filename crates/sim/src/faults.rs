@@ -27,7 +27,8 @@ named! {
         Step = "step",
         /// A batch of writes fails. A part of it may have landed.
         Push = "push",
-        /// A read of another node's blocks fails, or comes late. If it fails, a part of it may be anything.
+        /// A read of another node's blocks fails, or comes late. If it fails, a part of it may be
+        /// anything.
         Fetch = "fetch",
         /// A write or a read of an SSD fails, or the read comes late.
         Disk = "disk",

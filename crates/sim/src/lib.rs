@@ -1,9 +1,12 @@
-//! Replays traces of requests against a cluster on virtual time. Pure but for reading files: no clock, no tasks, and randomness from a seed only.
+//! Replays traces of requests against a cluster on virtual time. Pure but for reading files: no
+//! clock, no tasks, and randomness from a seed only.
 //!
 //! - [`Trace`] is what clients asked, and when, in the format of Mooncake's traces.
-//! - [`simulate`] plays one against a cluster of production's cores: `RequestCore`, `Cluster`, `PrefillCore` and `DecodeCore` decide. Messages, network, engines and SSDs are models of a
+//! - [`simulate`] plays one against a cluster of production's cores: `RequestCore`, `Cluster`,
+//!   `PrefillCore` and `DecodeCore` decide. Messages, network, engines and SSDs are models of a
 //!   [`ModelProfile`]. [`Summary`] says what it amounts to.
-//! - [`simulate_leaders`] elects one of several conductors to place for all, while etcd, networks and processes fail.
+//! - [`simulate_leaders`] elects one of several conductors to place for all, while etcd, networks
+//!   and processes fail.
 //! - [`Random`] is the source of all that is drawn.
 //!
 //! **Invariant**: the same trace, options and seed give the same result, to the last bit.

@@ -40,16 +40,16 @@ named! {
         ShortestFirst = "shortest-first",
         /// Eviction by least hit density; without it, the least recently used block goes.
         Lhd = "lhd",
-        /// Decode nodes compute the tails of long prompts.
-        Tails = "tails",
+        /// Decode nodes compute the last part of long prompts (partial prefill).
+        PartialPrefill = "partial-prefill",
         /// Decode nodes compute short prompts.
         PromptsAtDecode = "prompts-at-decode",
         /// Sequences that wait for room go on at another decode node.
         Migration = "migration",
-        /// The first token is held back for as long as the second is expected to be late.
+        /// The first token is kept back for as long as the second is expected to be late.
         Smoothing = "smoothing",
         /// Requests wait in the admission queue for room that is expected soon.
-        Holding = "holding",
+        AdmissionQueue = "admission-queue",
     }
 }
 
@@ -68,7 +68,7 @@ pub struct SimOptions {
     pub eviction: EvictionKind,
     /// What the cluster does without.
     pub without: Option<Feature>,
-    /// Prefill nodes that a hot prefix is copied to before prompts ask for it there.
+    /// Prefill nodes that a hot prefix is replicated to before prompts ask for it there.
     pub replicas: usize,
     /// How many times as fast as recorded the trace is played.
     pub speed: f64,
@@ -76,7 +76,8 @@ pub struct SimOptions {
     pub ttft_slo: Option<Duration>,
     /// Objective of the time between tokens; none without.
     pub tbt_slo: Option<Duration>,
-    /// Requests that would wait longer than this for others, by estimate, are refused; none without.
+    /// Requests that would wait longer than this for others, by estimate, are refused; none
+    /// without.
     pub max_wait: Option<Duration>,
     /// Longest time a request may be overtaken in a prefill queue.
     pub max_overtaken: Duration,
@@ -94,7 +95,8 @@ pub struct SimOptions {
     pub decode_blocks: Option<u32>,
     /// Blocks of a prefill node's SSD tier; no tier if 0.
     pub ssd_blocks: u32,
-    /// Whether nodes have small bounds, drawn, and messages take up to 3 ms: for tests that look for rare orders of events.
+    /// Whether nodes have small bounds, drawn, and messages take up to 3 ms: for tests that look
+    /// for rare orders of events.
     pub is_cramped: bool,
     /// The mean time from one fault to the next; none without.
     pub fault_every: Option<Duration>,

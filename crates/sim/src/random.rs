@@ -34,7 +34,8 @@ impl Random {
         ((self.next_u64() as u128 * n as u128) >> 64) as u64
     }
 
-    /// Exponentially distributed: the time until the next of events that come apart by `mean` on average.
+    /// Exponentially distributed: the time until the next of events that come apart by `mean` on
+    /// average.
     pub fn exponential(&mut self, mean: f64) -> f64 {
         // 1 - unit is never 0.
         -mean * (1.0 - self.unit()).ln()

@@ -33,7 +33,7 @@ pub struct RequestRecord {
     pub predicted_tbt: Option<Duration>,
     /// Time to first token.
     pub ttft: Option<Duration>,
-    /// Mean of the longest tenth of the gaps; none where there is one token only.
+    /// Mean of the longest tenth of the gaps; none if there is one token only.
     pub tbt: Option<Duration>,
     /// Whether it was refused: nothing was done for it.
     pub rejected: bool,
@@ -51,7 +51,7 @@ pub struct RequestRecord {
 pub const MAX_ANSWER_TOKENS: u32 = 2048;
 
 impl RequestRecord {
-    /// A request that is still to come, where the trace is played so many times as fast as recorded.
+    /// A request that is still to come, if the trace is played so many times as fast as recorded.
     pub fn arriving(request: &TraceRequest, speed: f64) -> Self {
         Self {
             arrived: request.timestamp.div_f64(speed),

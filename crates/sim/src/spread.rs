@@ -14,7 +14,7 @@ impl Spread {
         Self { sorted }
     }
 
-    /// 0 where there are none.
+    /// 0 if there are none.
     pub fn mean(&self) -> f64 {
         if self.sorted.is_empty() { 0.0 } else { self.sorted.iter().sum::<f64>() / self.sorted.len() as f64 + 0.0 }
     }
@@ -26,7 +26,7 @@ impl Spread {
         (squares / self.sorted.len().max(1) as f64).sqrt()
     }
 
-    /// The least value that the share `q` does not exceed; 0 where there are none.
+    /// The least value that the share `q` does not exceed; 0 if there are none.
     pub fn quantile(&self, q: f64) -> f64 {
         let rank = (self.sorted.len() as f64 * q).ceil() as usize;
         self.sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)

@@ -35,7 +35,8 @@ pub struct Summary {
     pub late: usize,
     /// Requests that were refused.
     pub rejected: usize,
-    /// Requests that were taken in and not served to their end; of a run with faults, those whose client left, too.
+    /// Requests that were taken in and not served to their end; of a run with faults, those whose
+    /// client left, too.
     pub failed: usize,
     /// Each request counts as one.
     pub by_requests: Ends,
@@ -94,7 +95,7 @@ fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole + 0.0 } else { 0.0 }
 }
 
-/// |predicted - measured| / measured, where both are known.
+/// |predicted - measured| / measured, if both are known.
 fn errors(times: impl Iterator<Item = (Option<Duration>, Option<Duration>)>) -> Spread {
     Spread::of(times.filter_map(|(predicted, measured)| {
         let (predicted, measured) = (predicted?.as_secs_f64(), measured?.as_secs_f64());

@@ -28,7 +28,8 @@ pub struct TraceRequest {
     pub input_length: u32,
     /// Tokens of the answer.
     pub output_length: u32,
-    /// Of the prompt's blocks, the last of which may be partial. Prefix-chained: the same id means the same prompt up to there.
+    /// Of the prompt's blocks, the last of which may be partial. Prefix-chained: the same id means
+    /// the same prompt up to there.
     pub hash_ids: Vec<u64>,
 }
 
@@ -51,7 +52,7 @@ pub enum TraceError {
     Invalid {
         /// From 1.
         line: usize,
-        /// The field of the line; `line` where it is all of it.
+        /// The field of the line; `line` if it is all of it.
         field: &'static str,
         /// What is wrong, and what is taken.
         problem: String,
@@ -119,7 +120,8 @@ impl Trace {
         if span > MAX_SPAN { Err(TraceError::TooSlow { span }) } else { Ok(()) }
     }
 
-    /// Migrations each request later by up to `within`, and sorts again: where timestamps are rounded, requests come in bursts that nobody sent.
+    /// Shifts each request later by up to `within`, and sorts again: if timestamps are rounded,
+    /// requests come in bursts that no client sent.
     pub fn jitter(&mut self, within: Duration, random: &mut Random) {
         for request in &mut self.requests {
             request.timestamp += within.mul_f64(random.unit());
@@ -127,7 +129,8 @@ impl Trace {
         self.sort();
     }
 
-    /// As it is played: the requests of its first so many seconds, each delayed by up to `jitter`. The seed is the run's; the draws are not those of the run itself.
+    /// As it is played: the requests of its first so many seconds, each delayed by up to `jitter`.
+    /// The seed is the run's; the draws are not those of the run itself.
     pub fn played(mut self, duration: Option<Duration>, jitter: Duration, seed: u64) -> Self {
         if let Some(duration) = duration {
             self.requests.retain(|request| request.timestamp < duration);
@@ -272,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn jitter_moves_later_and_keeps_the_order() {
+    fn jitter_shifts_later_and_keeps_the_order() {
         let (mut trace, before) = (ten(), ten());
         trace.jitter(Duration::from_secs(3), &mut Random::new(1));
         assert!(seconds(&trace).is_sorted());

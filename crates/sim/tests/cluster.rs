@@ -18,7 +18,8 @@ fn profile() -> ModelProfile {
     ModelProfile::load("llama3-70b-a800").expect("a built-in profile")
 }
 
-/// Conversations that come back, one of three with a shared beginning; `per_second` requests a second.
+/// Conversations that come back, one of three with a shared beginning; `per_second` requests a
+/// second.
 fn conversations(requests: usize, per_second: f64, seed: u64) -> Trace {
     let conversations = Conversations { per_second, shared: 7, most_new: 30, most_output: 500 };
     made::trace(conversations.requests(seed).take(requests))
@@ -38,7 +39,8 @@ fn check_ends(outcome: &Outcome) {
         let ends = [served, record.rejected, record.failed.is_some()];
         assert_eq!(ends.iter().filter(|end| **end).count(), 1, "{record:?}");
         assert!(!served || record.ttft.is_some_and(|ttft| !ttft.is_zero()), "{record:?}");
-        // A first token that is kept back may come with the second: then there is no gap between two.
+        // A first token that is kept back may come with the second: then there is no gap between
+        // two.
         let (some, all) = (served && record.output_tokens > 1, served && record.output_tokens > 2);
         assert!(if record.tbt.is_some() { some } else { !all }, "{record:?}");
         let tokens = record.local_tokens + record.fetched_tokens + record.ssd_tokens + record.computed_tokens;
@@ -58,7 +60,8 @@ fn the_same_seed_gives_the_same_run() {
 
 #[test]
 fn the_time_to_first_token_of_prompts_of_all_lengths_is_predicted() {
-    // A small model on a core, a token in 2.7 ms, with prompts of 20 to 2,000 tokens at 70 % of what the node can compute: here each token stands for 32.
+    // A small model on a core, a token in 2.7 ms, with prompts of 20 to 2,000 tokens at 70 % of
+    // what the node can compute. Here each token stands for 32.
     const SCALE: f64 = 32.0;
     let profile = ModelProfile {
         prefill_base: 0.04,
@@ -89,15 +92,16 @@ fn the_time_to_first_token_of_prompts_of_all_lengths_is_predicted() {
         "|predicted - measured| / measured: median {half:.3}, p90 {most:.3}; mean time to first token {load:.2} s"
     );
     assert!(half < 0.15 && most < 0.35, "median {half}, p90 {most}");
-    assert!(load > 2.0, "{load}: nobody waits");
+    assert!(load > 2.0, "{load}: no request waits");
 }
 
 #[test]
 fn a_prompt_that_takes_minutes_is_no_stalled_one() {
-    // 10 ms a token: 205 s for 20,580 tokens, at the prefill node or, where none is left, at the decode node.
+    // 10 ms a token: 205 s for 20,580 tokens, at the prefill node or, if none is left, at the
+    // decode node.
     let slow = ModelProfile { prefill_per_token: 0.01, decode_per_sequence: 0.01, ..profile() };
     let trace = made::trace([request(0.0, (0..40).collect(), 5)].into_iter());
-    for without in [None, Some(Feature::Tails)] {
+    for without in [None, Some(Feature::PartialPrefill)] {
         let options = SimOptions { prefill: 1, decode: 1, without, ..SimOptions::default() };
         let outcome = simulate(&trace, &slow, &options);
         let record = &outcome.records[0];
@@ -148,7 +152,8 @@ fn an_ssd_below_a_small_memory_serves_what_the_memory_lost() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
-    /// Whatever the cluster is like, every request ends exactly once, nothing stays charged, and every node's blocks are accounted for (which `simulate` checks at its end).
+    /// Whatever the cluster is like, every request ends exactly once, nothing stays charged, and
+    /// every node's blocks are accounted for. `simulate` checks the latter at its end.
     #[test]
     fn every_request_ends_once(
         prefill in 1usize..5,

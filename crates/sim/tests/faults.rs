@@ -1,6 +1,8 @@
-//! Clusters in which something goes wrong every few seconds: whatever it is, each request ends once, with its own tokens, and nothing is left behind.
+//! Clusters in which something goes wrong every few seconds. Whatever it is, each request ends
+//! once, with its own tokens, and nothing is left behind.
 //!
-//! `simulate` checks what a step finds of its sequences' blocks, what clients are told, and at the end that nothing is charged and no block is lost.
+//! `simulate` checks what a step finds of its sequences' blocks and what clients are told. At the
+//! end it checks that nothing is charged and no block is lost.
 
 mod made;
 

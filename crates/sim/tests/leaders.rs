@@ -1,4 +1,5 @@
-//! Several frontends elect one of them while etcd, the network and the processes fail: no two place in one term, and nothing is lost.
+//! Several frontends elect one of them while etcd, the network and the processes fail: no two place
+//! in one term, and nothing is lost.
 //!
 //! `simulate_leaders` checks it.
 

@@ -1,4 +1,5 @@
-//! The published claims, on traces that `fixtures/make_traces.py` makes with the statistics of Mooncake's.
+//! The published claims, on traces that `fixtures/make_traces.py` makes with the statistics of
+//! Mooncake's.
 
 mod claims;
 
@@ -63,7 +64,8 @@ fn lhd_is_nowhere_worse_than_lru_or_lfu_and_mostly_better() {
     }
 }
 
-/// A changed generator still makes traces that are like the published ones, whose figures these are.
+/// A changed generator still makes traces that are like the published ones, whose figures these
+/// are.
 #[test]
 fn the_small_traces_have_the_published_means_and_hits() {
     let check = |source: Source, per_hour: f64, prompt: f64, answer: f64, block_hits: f64| {

@@ -1,4 +1,5 @@
-//! The published claims on Mooncake's own traces, `$BATON_FIXTURES/traces/*.jsonl`: too large to commit.
+//! The published claims on Mooncake's own traces, `$BATON_FIXTURES/traces/*.jsonl`: too large to
+//! commit.
 //!
 //! `published` has the same claims on small traces.
 

@@ -1,4 +1,5 @@
-//! The alphabet of byte-level BPE: each byte is written as a printable character (GPT-2, `bytes_to_unicode`).
+//! The alphabet of byte-level BPE: each byte is written as a printable character (GPT-2,
+//! `bytes_to_unicode`).
 
 use crate::error::TextError;
 
@@ -21,7 +22,8 @@ pub(crate) fn bytes(token: &str) -> Vec<u8> {
     bytes.unwrap_or_else(|| token.as_bytes().to_vec())
 }
 
-/// Splits merges (`"a b"`) and checks that both sides and what they make are tokens, which the library takes for granted.
+/// Splits merges (`"a b"`) and checks that both sides and what they make are tokens, which the
+/// library takes for granted.
 pub(crate) fn merges<'a>(
     field: &str,
     merges: impl Iterator<Item = &'a str>,
@@ -31,7 +33,8 @@ pub(crate) fn merges<'a>(
         let problem = |problem: &str| {
             TextError::model(format!("{field}[{index}]"), format!("'{}' {problem}", merge.escape_debug()))
         };
-        // A side is at least one character, which may be a space in vocabularies that are not byte-level.
+        // A side is at least one character, which may be a space in vocabularies that are not
+        // byte-level.
         let space = merge.char_indices().skip(1).find(|&(_, character)| character == ' ');
         let (offset, _) = space.ok_or_else(|| problem("is not two tokens with a space between"))?;
         let (left, right) = (&merge[..offset], &merge[offset + 1..]);

@@ -29,8 +29,9 @@ pub const MOCK_CHAT_TEMPLATE: &str = "{% if tools %}<|im_start|>system\nAsk for 
 
 /// Longest template, bytes; the longest in use have about 20,000.
 const MAX_SOURCE_BYTES: usize = 256 << 10;
-/// Instructions of one rendering: about 50 per message, so a hundred thousand messages. 64 bytes of data that a template makes or goes through count as one more,
-/// so that a template holds 320 MB at most.
+/// Instructions of one rendering: about 50 per message, so a hundred thousand messages. 64 bytes of
+/// data that a template makes or goes through count as one more, so that a template holds 320 MB at
+/// most.
 const MAX_INSTRUCTIONS: u64 = 5_000_000;
 /// Nested calls of macros.
 const MAX_RECURSION: usize = 64;
@@ -41,14 +42,15 @@ const NAME: &str = "chat";
 /// A conversation as a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderedPrompt {
-    /// With marks where contents spell control tokens.
+    /// With marks if contents spell control tokens.
     pub(crate) marked: String,
     /// What those are.
     pub(crate) mark: Option<char>,
 }
 
 impl RenderedPrompt {
-    /// The text. What it says of control tokens cannot be told any more from the template's own: [`Tokenizer::encode_prompt`] tokenizes it.
+    /// The text. What it says of control tokens cannot be told any more from the template's own:
+    /// [`Tokenizer::encode_prompt`] tokenizes it.
     pub fn text(&self) -> String {
         without(&self.marked, self.mark).into_owned()
     }
@@ -62,7 +64,8 @@ impl RenderedPrompt {
 
 /// A compiled chat template; clones share it.
 ///
-/// A template is untrusted: it sees nothing but the conversation and the special tokens, and its instructions, recursion, data and output are bounded.
+/// A template is untrusted: it sees nothing but the conversation and the special tokens, and its
+/// instructions, recursion, data and output are bounded.
 #[derive(Clone)]
 pub struct ChatTemplate {
     environment: Arc<Environment<'static>>,
@@ -80,7 +83,8 @@ impl fmt::Debug for ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles a Jinja template as Hugging Face writes them, for prompts of a model with this tokenizer.
+    /// Compiles a Jinja template as Hugging Face writes them, for prompts of a model with this
+    /// tokenizer.
     pub fn from_source(source: &str, tokenizer: &Tokenizer) -> Result<Self, TextError> {
         if source.len() > MAX_SOURCE_BYTES {
             let problem = format!("{} bytes, but at most {MAX_SOURCE_BYTES} are taken", source.len());
@@ -106,7 +110,8 @@ impl ChatTemplate {
         })
     }
 
-    /// The chat template of a model, where it has one: from GGUF metadata, or from `chat_template.jinja` or `tokenizer_config.json` next to safetensors.
+    /// The chat template of a model, if it has one: from GGUF metadata, or from
+    /// `chat_template.jinja` or `tokenizer_config.json` next to safetensors.
     pub fn from_model(model: &ModelFile, tokenizer: &Tokenizer) -> Result<Option<Self>, TextError> {
         let source = match model {
             ModelFile::Gguf(gguf) => gguf.metadata().str("tokenizer.chat_template")?.map(ToOwned::to_owned),
@@ -115,7 +120,8 @@ impl ChatTemplate {
         source.map(|source| Self::from_source(&source, tokenizer)).transpose()
     }
 
-    /// Sets the text of the special tokens that the template may name, if they are not the tokenizer's.
+    /// Sets the text of the special tokens that the template may name, if they are not the
+    /// tokenizer's.
     pub fn with_special_tokens(mut self, bos_token: &str, eos_token: &str) -> Self {
         self.bos_token = bos_token.to_owned();
         self.eos_token = eos_token.to_owned();
@@ -127,7 +133,8 @@ impl ChatTemplate {
         &self.output_format
     }
 
-    /// The prompt of a conversation. `strftime_now` is not defined, so that the text does not depend on the day and prefixes stay reusable.
+    /// The prompt of a conversation. `strftime_now` is not defined, so that the text does not
+    /// depend on the day and prefixes stay reusable.
     pub fn render(&self, conversation: &Conversation) -> Result<RenderedPrompt, TextError> {
         self.render_with(conversation, None)
     }
@@ -187,7 +194,8 @@ fn python_whitespace() -> Result<SyntaxConfig, TextError> {
     syntax.map_err(|error| TextError::Template(describe(&error)))
 }
 
-/// Calls the template engine, which panics on some templates: `{% import 'x' as f() %}`, for one. What it left half done is dropped with the error.
+/// Calls the template engine, which panics on some templates: `{% import 'x' as f() %}`, for one.
+/// What it left half done is dropped with the error.
 fn without_panic<T>(call: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     let panicked = || Err(Error::new(ErrorKind::InvalidOperation, "the template engine cannot deal with it"));
     caught(call).unwrap_or_else(panicked)

@@ -39,7 +39,8 @@ pub struct ToolCall {
 pub struct Conversation {
     /// In order.
     pub messages: Vec<ChatMessage>,
-    /// Tools that the model may ask for: `{"type": "function", "function": {"name", "description", "parameters"}}`.
+    /// Tools that the model may ask for: `{"type": "function", "function": {"name", "description",
+    /// "parameters"}}`.
     pub tools: Vec<Json>,
     /// Documents that it may use: `{"title", "text"}`.
     pub documents: Vec<Json>,
@@ -98,7 +99,8 @@ pub(crate) enum Arguments {
 }
 
 impl Arguments {
-    /// By what the template does with them: one that looks whether they are text takes text, and one that turns them to JSON or walks over them an object.
+    /// By what the template does with them. One that looks whether they are text takes text. One
+    /// that turns them to JSON or walks over them takes an object.
     pub(crate) fn of(source: &str) -> Self {
         let is_object = !source.contains("arguments is string")
             && (source.contains("arguments | tojson")

@@ -30,7 +30,8 @@ struct Date {
 }
 
 impl Date {
-    /// Years, months and days of a count of days: Hinnant, "chrono-compatible low-level date algorithms", `civil_from_days`.
+    /// Years, months and days of a count of days: Hinnant, "chrono-compatible low-level date
+    /// algorithms", `civil_from_days`.
     fn new(now: SystemTime) -> Self {
         let since = now.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
         let (days, seconds) = (since / 86_400, since % 86_400);
@@ -70,7 +71,8 @@ impl Date {
     }
 }
 
-/// The date in UTC, by C's conversions (`%-d` and such drop the leading zero); an error names one that is not known.
+/// The date in UTC, by C's conversions (`%-d` and such drop the leading zero); an error names one
+/// that is not known.
 pub(crate) fn strftime(format: &str, now: SystemTime) -> Result<String, String> {
     if format.len() > MAX_FORMAT_BYTES {
         return Err(format!("a date format of {} bytes, but at most {MAX_FORMAT_BYTES} are taken", format.len()));

@@ -12,8 +12,9 @@ use crate::vocabulary::Vocabulary;
 pub struct DecodeOptions {
     /// Leave special tokens out.
     pub skip_special: bool,
-    /// The tokens are the beginning of a text: leave out the space that a SentencePiece tokenizer put before it. False for tokens that continue a prompt, where
-    /// that space belongs to the text.
+    /// The tokens are the beginning of a text: leave out the space that a SentencePiece tokenizer
+    /// put before it. False for tokens that continue a prompt, where that space belongs to the
+    /// text.
     pub starts_text: bool,
 }
 
@@ -46,8 +47,8 @@ impl Detokenizer {
         self
     }
 
-    /// Takes a token in; returns the text that is final now. A token whose last character is not whole yet is held back; a token beyond the vocabulary has no
-    /// text.
+    /// Takes a token in; returns the text that is final now. A token whose last character is not
+    /// whole yet is held back; a token beyond the vocabulary has no text.
     pub fn push(&mut self, token: TokenId) -> String {
         let mut out = String::new();
         self.push_to(token, &mut out);

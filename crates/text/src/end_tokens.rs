@@ -2,8 +2,8 @@
 
 use baton_types::TokenId;
 
-/// Names of special tokens that end a turn or a text in the families that Baton runs. Files name one end token; a model tuned for chat often ends its turn with
-/// another.
+/// Names of special tokens that end a turn or a text in the families that Baton runs. Files name
+/// one end token; a model tuned for chat often ends its turn with another.
 const END_NAMES: [&str; 8] =
     ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>"];
 

@@ -3,7 +3,8 @@
 use baton_formats::FormatError;
 use baton_types::ErrorKind;
 
-/// Why text, tokens, a template or a tokenizer's file were refused. What a request is refused for does not name its field: who took the request does.
+/// Why text, tokens, a template or a tokenizer's file were refused. What a request is refused for
+/// does not name its field: who took the request does.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
     /// The text is longer than the tokenizer takes.

@@ -1,9 +1,10 @@
-//! The tags `{% generation %}` and `{% endgeneration %}` of Hugging Face's templates: they mark, for training, what the model writes.
+//! The tags `{% generation %}` and `{% endgeneration %}` of Hugging Face's templates: they mark,
+//! for training, what the model writes.
 
 use std::borrow::Cow;
 
-/// A template without these tags, of the same lines: the template engine does not know them. What is between them is rendered, and variables that are set there are
-/// not seen outside.
+/// A template without these tags, of the same lines: the template engine does not know them. What
+/// is between them is rendered, and variables that are set there are not seen outside.
 pub(crate) fn replaced(source: &str) -> Cow<'_, str> {
     if !source.contains("endgeneration") {
         return Cow::Borrowed(source);

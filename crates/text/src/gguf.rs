@@ -149,7 +149,7 @@ impl<'a> GgufTokenizer<'a> {
         Ok(self.parts(Encoder::HuggingFace(Box::new(HuggingFaceEncoder::new(tokenizer, true))), vocabulary, add_bos))
     }
 
-    /// Fails where two tokens have the same text.
+    /// Fails if two tokens have the same text.
     fn ids_by_text(&self) -> Result<Vocab, TextError> {
         let mut vocab = Vocab::default();
         for (id, text) in (0..).zip(self.tokens).filter(|(_, text)| !text.is_empty()) {

@@ -1,9 +1,11 @@
 //! Contents are not orders: what a conversation says never becomes a control token of the prompt.
 //!
-//! A template joins its own text, which has control tokens, with contents, which may spell some. Before that, a mark is put into each control token that
-//! a content spells, and where a content could begin or end one that its neighbours complete. The rendered text is then searched for control tokens, and the
-//! marks are taken out of what lies between: the content is tokenized as the text that it is. A content that spells none stays as it was, so that
-//! templates that trim, cut or test it see no difference.
+//! A template joins its own text, which has control tokens, with contents, which may spell some.
+//! Before that, a mark is put into each control token that a content spells. One is also put where
+//! a content could begin or end one that its neighbours complete. The rendered text is then
+//! searched for control tokens, and the marks are taken out of the rest: the content is tokenized
+//! as text. A content that spells none stays as it was, so that templates that trim, cut or test it
+//! see no difference.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashSet};
@@ -12,7 +14,8 @@ use aho_corasick::{AhoCorasick, MatchKind};
 
 use crate::error::TextError;
 
-/// Marks are noncharacters of Unicode: they mean nothing in any text, and white space is not among them. One that no content has is taken.
+/// Marks are noncharacters of Unicode: they mean nothing in any text, and white space is not among
+/// them. One that no content has is taken.
 const MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 /// Roles that templates know, and join with text of their own to make a control token.
 const KNOWN_ROLES: [&str; 9] =
@@ -23,7 +26,8 @@ const KNOWN_ROLES: [&str; 9] =
 pub(crate) enum Author {
     /// A client's: it spells nothing.
     Client,
-    /// Said to be the model's own. It may have marks that are no special tokens, such as `<think>`: templates look for them there.
+    /// Said to be the model's own. It may have marks that are no special tokens, such as `<think>`:
+    /// templates look for them there.
     Model,
 }
 
@@ -45,7 +49,8 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Of the added tokens of a model. Runs of white space order nothing, and one of a single character cannot be told from that character: both are left out.
+    /// Of the added tokens of a model. Runs of white space order nothing, and one of a single
+    /// character cannot be told from that character: both are left out.
     pub(crate) fn new(tokens: Vec<ControlToken>) -> Result<Self, TextError> {
         let is_mark = |token: &ControlToken| token.text.chars().nth(1).is_some() && !token.text.trim().is_empty();
         let tokens: Vec<_> = tokens.into_iter().filter(is_mark).collect();

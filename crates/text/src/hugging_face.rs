@@ -1,4 +1,5 @@
-//! Encoding by the library `tokenizers`, for byte-level BPE and for whatever a `tokenizer.json` says.
+//! Encoding by the library `tokenizers`, for byte-level BPE and for whatever a `tokenizer.json`
+//! says.
 
 use baton_types::TokenId;
 use tokenizers::{AddedToken, AddedVocabulary, Encoding, Model, OffsetType, PreTokenizer, Token};
@@ -7,13 +8,15 @@ use crate::caught::caught;
 use crate::error::TextError;
 use crate::guard::ControlToken;
 
-/// Longest run of white space, characters. The patterns of pre-tokenizers look back into such a run; in one of a million the library gives up and stops cutting,
-/// without a word.
+/// Longest run of white space, characters. The patterns of pre-tokenizers look back into such a
+/// run; in one of a million the library gives up and stops cutting, without a word.
 const MAX_WHITE_SPACE_RUN: usize = 512 << 10;
-/// The library needs about 200 bytes for each byte of text, so text is encoded in pieces of about this length where it can be cut.
+/// The library needs about 200 bytes for each byte of text. So text is encoded in pieces of about
+/// this length, if it can be cut.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// A pipeline of the library. It holds a second list of added tokens, in which special tokens are text.
+/// A pipeline of the library. It holds a second list of added tokens, in which special tokens are
+/// text.
 pub(crate) struct HuggingFaceEncoder {
     tokenizer: tokenizers::Tokenizer,
     without_special: AddedVocabulary,
@@ -27,7 +30,8 @@ impl std::fmt::Debug for HuggingFaceEncoder {
 }
 
 impl HuggingFaceEncoder {
-    /// `pattern_cuts`: normalizer and pre-tokenizer treat what stands before `" word"` and the rest apart, see [`cut`].
+    /// `pattern_cuts`: normalizer and pre-tokenizer treat what stands before `" word"` and the rest
+    /// apart, see [`cut`].
     pub(crate) fn new(tokenizer: tokenizers::Tokenizer, pattern_cuts: bool) -> Self {
         let added = tokenizer.get_added_vocabulary();
         let spans = |token: &AddedToken| token.lstrip || token.rstrip || token.content.contains(char::is_whitespace);
@@ -56,7 +60,8 @@ impl HuggingFaceEncoder {
         Ok(ids)
     }
 
-    /// The library's `encode` in its parts, because that takes the list of added tokens, truncation and padding from the tokenizer.
+    /// The library's `encode` in its parts, because that takes the list of added tokens, truncation
+    /// and padding from the tokenizer.
     fn encode_piece(
         &self,
         text: &str,
@@ -103,15 +108,16 @@ impl HuggingFaceEncoder {
     }
 }
 
-/// Calls the library, which panics on some files that contradict themselves: a template of tokens that it does not have, for one. What is left half done is
-/// dropped with the error, or is a cache.
+/// Calls the library, which panics on some files that contradict themselves: a template of tokens
+/// that it does not have, for one. What is left half done is dropped with the error, or is a cache.
 pub(crate) fn without_panic<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
     caught(call).unwrap_or_else(|| Err("the library 'tokenizers' cannot deal with it".into()))
 }
 
-/// Where to cut a text of which about `bytes` are wanted: before a single space with a visible ASCII character before and an ASCII letter after it. In each
-/// dialect of [`dialect`](crate::pre_tokenizer::dialect) a word begins there, and no word looks beyond: only runs of white space look ahead, and this one ends
-/// nothing.
+/// Where to cut a text of which about `bytes` are wanted: before a single space. A visible ASCII
+/// character is before the space, and an ASCII letter after it. In each dialect of
+/// [`dialect`](crate::pre_tokenizer::dialect) a word begins there, and no word looks beyond. Only
+/// runs of white space look ahead, and this one ends nothing.
 fn cut(text: &str, bytes: usize) -> usize {
     let tail = text.as_bytes().get(bytes..).unwrap_or_default();
     let found = tail

@@ -1,12 +1,16 @@
-//! From text to tokens and back: tokenizers, chat templates, incremental detokenization, stop strings, and the reasoning and tool calls in an output.
+//! From text to tokens and back: tokenizers, chat templates, incremental detokenization, stop
+//! strings, and the reasoning and tool calls in an output.
 //!
-//! The tokenizer comes from a model file: GGUF metadata (byte-level BPE or SentencePiece) or the `tokenizer.json` next to safetensors. [`Tokenizer::bytes`]
-//! needs no file and goes with the mock engine.
+//! The tokenizer comes from a model file: GGUF metadata (byte-level BPE or SentencePiece) or the
+//! `tokenizer.json` next to safetensors. [`Tokenizer::bytes`] needs no file and goes with the mock
+//! engine.
 //!
 //! **Invariants**
 //! - A tokenizer gives the ids that Hugging Face's gives for the same model, or refuses to load.
-//! - Text that a [`Detokenizer`] has given out is final and never holds half a character; how its tokens were spread over calls changes nothing.
-//! - Model files and templates are untrusted: they give an error, not a panic, and every text has a limit.
+//! - Text that a [`Detokenizer`] has given out is final and never holds half a character; how its
+//!   tokens were spread over calls changes nothing.
+//! - Model files and templates are untrusted: they give an error, not a panic, and every text has a
+//!   limit.
 //!
 //! No clock, no network; files are read only while a tokenizer is loaded.
 

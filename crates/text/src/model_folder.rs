@@ -41,7 +41,8 @@ pub(crate) fn parts(folder: &Path) -> Result<Parts, TextError> {
     Ok(parts)
 }
 
-/// The source of the chat template: a file of its own, or a field of `tokenizer_config.json`, which may be a list of named templates.
+/// The source of the chat template: a file of its own, or a field of `tokenizer_config.json`, which
+/// may be a list of named templates.
 pub(crate) fn chat_template(folder: &Path) -> Result<Option<String>, TextError> {
     if let Some(bytes) = read(folder, "chat_template.jinja")? {
         let not_text = |_| file_error(&folder.join("chat_template.jinja"), "no UTF-8");
@@ -77,7 +78,7 @@ fn check_ids(field: &str, ids: &[TokenId], vocabulary: &Vocabulary) -> Result<()
     }
 }
 
-/// A JSON file; null where there is none.
+/// A JSON file; null if there is none.
 fn json(folder: &Path, name: &str) -> Result<Value, TextError> {
     let Some(bytes) = read(folder, name)? else { return Ok(Value::Null) };
     serde_json::from_slice(&bytes).map_err(|error| file_error(&folder.join(name), error))

@@ -1,4 +1,5 @@
-//! How a byte-level BPE cuts text into words before it merges bytes, by the name that GGUF files give it (`tokenizer.ggml.pre`).
+//! How a byte-level BPE cuts text into words before it merges bytes, by the name that GGUF files
+//! give it (`tokenizer.ggml.pre`).
 
 use tokenizers::normalizers::unicode::NFC;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -29,7 +30,7 @@ pub(crate) struct Dialect {
     pub(crate) pre_tokenizer: PreTokenizerWrapper,
     /// A word that is a token is that token, whether merges make it or not.
     pub(crate) ignore_merges: bool,
-    /// Whether a text begins with the BOS token where the file does not say.
+    /// Whether a text begins with the BOS token if the file does not say.
     pub(crate) add_bos: bool,
 }
 

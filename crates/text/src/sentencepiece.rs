@@ -1,8 +1,10 @@
-//! SentencePiece's BPE: merges the adjacent pair whose piece has the best score, until no pair is a piece.
+//! SentencePiece's BPE: merges the adjacent pair whose piece has the best score, until no pair is a
+//! piece.
 //!
-//! As in the library `sentencepiece` (`bpe_model.cc`), which Hugging Face's slow tokenizers wrap: of equal scores the leftmost pair goes first, and a character that
-//! is no piece falls back to its bytes. The list of merges that the fast tokenizers use ranks the ways to make one piece, and can differ on runs of
-//! one character.
+//! As in the library `sentencepiece` (`bpe_model.cc`), which Hugging Face's slow tokenizers wrap.
+//! Of equal scores the leftmost pair goes first. A character that is no piece falls back to its
+//! bytes. The list of merges that the fast tokenizers use ranks the ways to make one piece, and can
+//! differ on runs of one character.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
@@ -45,7 +47,8 @@ struct Piece {
 }
 
 impl SentencePieceEncoder {
-    /// `pieces`: text, score and kind in the order of their ids. `space_prefix`: a space is put before a text and after each added token.
+    /// `pieces`: text, score and kind in the order of their ids. `space_prefix`: a space is put
+    /// before a text and after each added token.
     pub(crate) fn new(
         pieces: &[(&str, f32, PieceKind)],
         splitter: SpecialSplitter,
@@ -80,7 +83,8 @@ impl SentencePieceEncoder {
         self.words_are_apart &= word_ends(text).next().is_none();
     }
 
-    /// The tokens of a text, none added around it. A character that is neither a piece nor bytes is the unknown token, and is left out where there is none.
+    /// The tokens of a text, none added around it. A character that is neither a piece nor bytes is
+    /// the unknown token, and is left out if there is none.
     pub(crate) fn encode(&self, text: &str, parse_special: bool, mark: Option<char>) -> Vec<TokenId> {
         let mut ids = Vec::new();
         for segment in self.splitter.split(text, parse_special) {
@@ -120,7 +124,7 @@ impl SentencePieceEncoder {
         }
     }
 
-    /// False where the symbol is unknown.
+    /// False if the symbol is unknown.
     fn push_symbol(&self, text: &str, ids: &mut Vec<TokenId>) -> bool {
         if let Some(piece) = self.pieces.get(text) {
             ids.push(piece.id);
@@ -145,7 +149,8 @@ fn word_ends(text: &str) -> impl Iterator<Item = usize> + '_ {
     pairs.filter_map(|((_, before), (offset, after))| (before != SPACE && after == SPACE).then_some(offset))
 }
 
-/// The merging of one word: a linked list of symbols, and a queue of pairs that are pieces. A pair whose symbols have changed is dropped when its turn comes.
+/// The merging of one word: a linked list of symbols, and a queue of pairs that are pieces. A pair
+/// whose symbols have changed is dropped when its turn comes.
 struct Merging<'a> {
     encoder: &'a SentencePieceEncoder,
     word: &'a str,

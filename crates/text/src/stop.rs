@@ -23,7 +23,8 @@ pub enum StopOutcome {
 
 /// Finds the first stop string of a stream of text and holds back what may be the beginning of one.
 ///
-/// First is the one that ends first, and of those the longest: so the outcome is a function of the text, however it is cut.
+/// First is the one that ends first, and of those the longest: so the outcome is a function of the
+/// text, however it is cut.
 #[derive(Debug, Clone)]
 pub struct StopStrings {
     automata: Vec<Automaton>,
@@ -32,7 +33,8 @@ pub struct StopStrings {
 }
 
 impl StopStrings {
-    /// Fails on more than [`MAX_STOP_STRINGS`], and on an empty one or one longer than [`MAX_STOP_STRING_BYTES`].
+    /// Fails on more than [`MAX_STOP_STRINGS`], and on an empty one or one longer than
+    /// [`MAX_STOP_STRING_BYTES`].
     pub fn new<S: AsRef<str>>(stops: &[S]) -> Result<Self, TextError> {
         if stops.len() > MAX_STOP_STRINGS {
             return Err(TextError::Stop(format!("{} strings, but at most {MAX_STOP_STRINGS} are taken", stops.len())));
@@ -86,8 +88,8 @@ impl StopStrings {
     }
 }
 
-/// Knuth, Morris and Pratt's: `matched` is the length of the longest end of the text that a stop string begins with. Both are UTF-8, so that end begins at a
-/// character.
+/// Knuth, Morris and Pratt's: `matched` is the length of the longest end of the text that a stop
+/// string begins with. Both are UTF-8, so that end begins at a character.
 #[derive(Debug, Clone)]
 pub(crate) struct Automaton {
     stop: Vec<u8>,

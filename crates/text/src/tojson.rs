@@ -1,4 +1,5 @@
-//! The template filter `tojson` as Hugging Face defines it: Python's `json.dumps(value, ensure_ascii=False)`, not the HTML-safe one of the template engine.
+//! The template filter `tojson` as Hugging Face defines it: Python's `json.dumps(value,
+//! ensure_ascii=False)`, not the HTML-safe one of the template engine.
 
 use std::io;
 
@@ -10,7 +11,8 @@ use serde_json::ser::{Formatter, Serializer};
 /// Deepest indentation step, and longest separator, bytes.
 const MAX_INDENT: usize = 16;
 
-/// `value | tojson`, with the keyword arguments `ensure_ascii`, `indent`, `separators` and `sort_keys` of `json.dumps`.
+/// `value | tojson`, with the keyword arguments `ensure_ascii`, `indent`, `separators` and
+/// `sort_keys` of `json.dumps`.
 pub(crate) fn tojson(value: Value, kwargs: Kwargs) -> Result<String, Error> {
     let formatter = PythonFormatter::new(&kwargs)?;
     let sort_keys = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);

@@ -16,15 +16,18 @@ use crate::sentencepiece::SentencePieceEncoder;
 use crate::vocabulary::Vocabulary;
 use crate::{model_folder, tokenizer_json};
 
-/// Longest text that is tokenized unless [`Tokenizer::with_max_bytes`] says otherwise: about a million tokens of English.
+/// Longest text that is tokenized unless [`Tokenizer::with_max_bytes`] says otherwise: about a
+/// million tokens of English.
 pub const DEFAULT_MAX_BYTES: usize = 4 << 20;
 
 /// How text becomes tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EncodeOptions {
-    /// Add the tokens that the model expects around a text, such as the one that begins it. Not after a chat template, which writes them itself.
+    /// Add the tokens that the model expects around a text, such as the one that begins it. Not
+    /// after a chat template, which writes them itself.
     pub add_special: bool,
-    /// The text of a special token is that token. Only for text whose author may give orders to the model: otherwise a user could end the system's message.
+    /// The text of a special token is that token. Only for text whose author may give orders to the
+    /// model: otherwise a user could end the system's message.
     pub parse_special: bool,
 }
 
@@ -61,8 +64,8 @@ pub(crate) enum Encoder {
 }
 
 impl Tokenizer {
-    /// A token is a byte: 256 of them, and a few specials (257 ends an output), in a vocabulary of 512. Goes with the mock engine and
-    /// [`MOCK_CHAT_TEMPLATE`](crate::MOCK_CHAT_TEMPLATE).
+    /// A token is a byte: 256 of them, and a few specials (257 ends an output), in a vocabulary of
+    /// 512. Goes with the mock engine and [`MOCK_CHAT_TEMPLATE`](crate::MOCK_CHAT_TEMPLATE).
     pub fn bytes() -> Self {
         let (encoder, vocabulary) = ByteEncoder::new().expect("the byte vocabulary is a constant");
         Self::from_parts(Parts {
@@ -77,8 +80,10 @@ impl Tokenizer {
         })
     }
 
-    /// The tokenizer of a model: from GGUF metadata, or from the files next to safetensors (`tokenizer.json`, and the end tokens that `generation_config.json`,
-    /// `config.json` and `tokenizer_config.json` name). Fails on a kind or pre-tokenizer that is not known, and names the field of data that contradict themselves.
+    /// The tokenizer of a model: from GGUF metadata, or from the files next to safetensors. These
+    /// are `tokenizer.json`, and `generation_config.json`, `config.json` and
+    /// `tokenizer_config.json`, which name the end tokens. Fails on a kind or pre-tokenizer that is
+    /// not known, and names the field of data that contradict themselves.
     pub fn from_model(model: &ModelFile) -> Result<Self, TextError> {
         match model {
             ModelFile::Gguf(gguf) => GgufTokenizer::read(gguf.metadata())?.build(),
@@ -87,7 +92,8 @@ impl Tokenizer {
         .map(Self::from_parts)
     }
 
-    /// From a `tokenizer.json` alone (BPE, byte-level or in SentencePiece's manner). Its end tokens are the special tokens known by name.
+    /// From a `tokenizer.json` alone (BPE, byte-level or in SentencePiece's manner). Its end tokens
+    /// are the special tokens known by name.
     pub fn from_tokenizer_json(bytes: &[u8]) -> Result<Self, TextError> {
         tokenizer_json::parts(bytes).map(Self::from_parts)
     }
@@ -102,7 +108,8 @@ impl Tokenizer {
         self
     }
 
-    /// The tokens of a text. Time grows with the length of the text, times the logarithm of its longest word. Fails on text longer than the limit.
+    /// The tokens of a text. Time grows with the length of the text, times the logarithm of its
+    /// longest word. Fails on text longer than the limit.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<TokenId>, TextError> {
         let ids = self.tokens(text, options.parse_special, None)?;
         if !options.add_special {
@@ -111,7 +118,8 @@ impl Tokenizer {
         Ok([self.parts.prefix.as_slice(), &ids, &self.parts.suffix].concat())
     }
 
-    /// The tokens of a rendered conversation: the control tokens are the template's own. Fails as [`encode`](Self::encode).
+    /// The tokens of a rendered conversation: the control tokens are the template's own. Fails as
+    /// [`encode`](Self::encode).
     pub fn encode_prompt(&self, prompt: &RenderedPrompt) -> Result<Vec<TokenId>, TextError> {
         self.tokens(&prompt.marked, true, prompt.mark)
     }
@@ -147,8 +155,8 @@ impl Tokenizer {
         self.detokenizer_with(DecodeOptions::default())
     }
 
-    /// As [`detokenizer`](Self::detokenizer), but these special tokens are shown by their names: the marks of an
-    /// [`OutputFormat`](crate::OutputFormat).
+    /// As [`detokenizer`](Self::detokenizer), but these special tokens are shown by their names:
+    /// the marks of an [`OutputFormat`](crate::OutputFormat).
     pub fn detokenizer_showing(&self, shown: &[TokenId]) -> Detokenizer {
         self.detokenizer().showing(shown)
     }
@@ -159,7 +167,7 @@ impl Tokenizer {
         Detokenizer::new(Arc::clone(&self.parts.vocabulary), options.skip_special, drop_space)
     }
 
-    /// The name of a special token, as chat templates write it; empty where there is none.
+    /// The name of a special token, as chat templates write it; empty if there is none.
     pub(crate) fn token_text(&self, id: Option<TokenId>) -> String {
         let bytes = id.and_then(|id| self.token_bytes(id)).unwrap_or_default();
         String::from_utf8_lossy(bytes).into_owned()
@@ -206,7 +214,8 @@ impl Tokenizer {
         &self.parts.eos
     }
 
-    /// The bytes that a token stands for, of a special token its name; `None` beyond the vocabulary.
+    /// The bytes that a token stands for, of a special token its name; `None` beyond the
+    /// vocabulary.
     pub fn token_bytes(&self, id: TokenId) -> Option<&[u8]> {
         self.parts.vocabulary.bytes(id)
     }

@@ -114,7 +114,8 @@ fn alphabet(decoders: &[&Value]) -> Result<Alphabet, TextError> {
     Err(TextError::model("decoder", "neither ByteLevel nor one of SentencePiece's"))
 }
 
-/// Whether the pipeline is one of the known dialects of byte-level BPE, which a long text can be cut for.
+/// Whether the pipeline is one of the known dialects of byte-level BPE, which a long text can be
+/// cut for.
 fn cuts_before_words(json: &Value) -> bool {
     let normalizer = &json["normalizer"];
     let pre_tokenizer = &json["pre_tokenizer"];

@@ -1,7 +1,8 @@
 //! UTF-8 that arrives in pieces.
 
-/// Turns bytes into text as they come. Invalid bytes become U+FFFD, one for each maximal subpart (Unicode 16, section 3.9, table 3-8), which is what
-/// [`String::from_utf8_lossy`] does with the whole.
+/// Turns bytes into text as they come. Invalid bytes become U+FFFD, one for each maximal subpart
+/// (Unicode 16, section 3.9, table 3-8), which is what [`String::from_utf8_lossy`] does with the
+/// whole.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Utf8Stream {
     /// The beginning of a character, at most 3 bytes.

@@ -1,5 +1,6 @@
-//! Contents are not orders: in templates in the manner of eight families, whatever users, tools, documents, names, calls, their arguments and variables
-//! say, the control tokens of a prompt are the template's own.
+//! Contents are not orders, in templates in the manner of eight families. Users, tools, documents,
+//! names, calls, arguments and variables may say anything. The control tokens of a prompt are the
+//! template's own.
 
 use std::fs;
 use std::path::Path;
@@ -113,7 +114,8 @@ const FAMILIES: [Family; 8] = [
     },
 ];
 
-/// What families add to their messages, before each template's own: names, calls with their arguments as text and as an object, and a variable.
+/// What families add to their messages, before each template's own: names, calls with their
+/// arguments as text and as an object, and a variable.
 const CALLS: &str = "{% for m in messages %}{{ m.name }}{% for c in m.tool_calls or [] %}{{ c.id }}{{ c.function.name }}\
     {{ c.function.ARGUMENTS }}{% endfor %}{{ m.tool_call_id }}{% endfor %}{{ variable }}";
 

@@ -1,4 +1,5 @@
-//! Each tokenizer equals Hugging Face's, on the corpus and the expected ids that `fixtures/generate.py` made.
+//! Each tokenizer equals Hugging Face's, on the corpus and the expected ids that
+//! `fixtures/generate.py` made.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -117,7 +117,8 @@ fn json_of_another_kind_names_its_field() {
     assert!(error(|json| json["added_tokens"] = 5.into()).contains("tokenizer.json"));
 }
 
-/// Text on which regular expressions that backtrack, and merges that look for the best pair again and again, take time with the square of its length.
+/// Text that takes time with the square of its length. It does so for regular expressions that
+/// backtrack, and for merges that look for the best pair again and again.
 #[test]
 fn a_long_run_is_not_quadratic() {
     let run = |piece: &str, bytes: usize| piece.repeat(bytes / piece.len());
@@ -147,7 +148,7 @@ fn white_space_is_cut_as_in_short_text_or_refused() {
     let tail = "x, it's 123456 of the words  end";
     let encode = |spaces: usize| tokenizer.encode(&(" ".repeat(spaces) + tail), PLAIN);
     let (short, long) = (encode(8).expect("short"), encode(500_000).expect("long"));
-    // Where the library gives up cutting, the words after the run are merged as one.
+    // If the library gives up cutting, the words after the run are merged as one.
     assert_eq!(long[long.len() - 20..], short[short.len() - 20..]);
     assert!(encode(600_000).expect_err("refused").to_string().starts_with("a run of more than 524288"));
 }

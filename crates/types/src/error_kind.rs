@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// The kind of an error tells the caller what to do. Every library error enum has a `kind()`; one tested table in `baton-proto` maps kinds to gRPC
-/// and HTTP status codes.
+/// The kind of an error tells the caller what to do. Every library error enum has a `kind()`; one
+/// tested table in `baton-proto` maps kinds to gRPC and HTTP status codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// The request is wrong: fix it, do not retry.

@@ -54,7 +54,8 @@ macro_rules! hex_id {
 }
 
 hex_id!(
-    /// One answer, the same through every attempt. That of a call's first answer is drawn at random, and those of its others follow it.
+    /// One answer, the same through every attempt. That of a call's first answer is drawn at
+    /// random, and those of its others follow it.
     RequestId,
     u128,
     "32",
@@ -103,14 +104,16 @@ impl FromStr for RequestIdPrefix {
 }
 
 hex_id!(
-    /// Hash of everything that decides what a KV block's bytes mean: architecture, hyperparameters and weights of the model.
+    /// Hash of everything that decides what a KV block's bytes mean: architecture, hyperparameters
+    /// and weights of the model.
     ModelFingerprint,
     u64,
     "16",
     "a model fingerprint (up to 16 hexadecimal digits)"
 );
 hex_id!(
-    /// One start of one process. A later start of the same node has a larger generation; anything from an older one is refused.
+    /// One start of one process. A later start of the same node has a larger generation; anything
+    /// from an older one is refused.
     Generation,
     u64,
     "16",
@@ -124,11 +127,13 @@ hex_id!(
     "a conductor id (up to 16 hexadecimal digits)"
 );
 
-/// How often a request has been placed: 0 for the first placement. Tokens of an older attempt are dropped at the frontend.
+/// How often a request has been placed: 0 for the first placement. Tokens of an older attempt are
+/// dropped at the frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Attempt(pub u32);
 
-/// A right, given by the owner of a segment, to write certain ranges of it. Unique within the owner's generation.
+/// A right, given by the owner of a segment, to write certain ranges of it. Unique within the
+/// owner's generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GrantId(pub u64);
 
@@ -148,7 +153,8 @@ impl BlockId {
     }
 }
 
-/// Chained hash of a full block: 128 bits of keyed BLAKE3 over the parent's hash and the block's tokens.
+/// Chained hash of a full block: 128 bits of keyed BLAKE3 over the parent's hash and the block's
+/// tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockHash(pub [u8; 16]);
 

@@ -6,7 +6,8 @@
 //! row    = [head_dim] elements of dtype, and behind bytes their scale: f32
 //! ```
 //!
-//! One layer of one block is one contiguous span, so it is one write on the wire; neighbouring blocks of a layer coalesce.
+//! One layer of one block is one contiguous span, so it is one write on the wire; neighbouring
+//! blocks of a layer coalesce.
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -42,7 +43,7 @@ impl KvDtype {
         }
     }
 
-    /// Bytes of one head's K or V at one position, with the scale where there is one.
+    /// Bytes of one head's K or V at one position, with the scale if there is one.
     pub const fn row_bytes(self, head_dim: usize) -> usize {
         let scale = match self {
             Self::F32 | Self::F16 | Self::Bf16 => 0,

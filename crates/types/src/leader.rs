@@ -8,17 +8,19 @@ use crate::{
     QueueTerms, RequestKey, Slo, Tbt, Ttft, named,
 };
 
-/// One start of one node. The generation keeps a node that came back from being credited for its past.
+/// One start of one node. The generation keeps a node that came back from being credited for its
+/// past.
 pub type NodeStart = (NodeId, Generation);
 
-/// A prefix that is brought to the prefill node before it computes the rest.
+/// A prefix that the prefill node fetches before it computes the rest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrefixFetch {
     /// Who holds it.
     pub from: NodeId,
-    /// Leading tokens of the prompt that the prefill node has afterwards, a multiple of the block's tokens.
+    /// Leading tokens of the prompt that the prefill node has afterwards, a multiple of the block's
+    /// tokens.
     pub tokens: u32,
-    /// Bytes to bring: those of the blocks that it does not hold yet.
+    /// Bytes to fetch: those of the blocks that it does not hold yet.
     pub bytes: u64,
 }
 
@@ -27,19 +29,21 @@ pub struct PrefixFetch {
 pub struct Placement {
     /// Computes the prompt.
     pub prefill: NodeId,
-    /// Last tokens of the prompt that the decode node computes, layer by layer behind the prefill node; 0 for none.
+    /// Last tokens of the prompt that the decode node computes, layer by layer behind the prefill
+    /// node; 0 for none.
     pub partial_prefill_tokens: u32,
     /// What it gets from another node first.
     pub fetch: Option<PrefixFetch>,
-    /// Streams the answer; `None` where one token is wanted.
+    /// Streams the answer; `None` if one token is wanted.
     pub decode: Option<NodeId>,
     /// The terms on which it waits at the prefill node.
     pub terms: QueueTerms,
-    /// How long the frontend keeps the first token back, so that the second does not come late after it.
+    /// How long the frontend keeps the first token back, so that the second does not come late
+    /// after it.
     pub pace: Duration,
     /// Predicted time to first token, from the placement on.
     pub estimated_ttft: Ttft,
-    /// Predicted time between tokens: the tail of the steps with everybody placed there.
+    /// Predicted time between tokens: a high quantile of the steps with all sequences placed there.
     pub estimated_tbt: Option<Tbt>,
     /// Tokens of the prompt that the prefill node should not have to compute.
     pub matched_tokens: u32,
@@ -72,7 +76,8 @@ pub struct Refusal {
     pub message: String,
     /// When a retry may succeed.
     pub retry_after: Option<Duration>,
-    /// The request need not be turned away yet: its objective leaves time to ask again after this long.
+    /// The request need not be turned away yet: its objective leaves time to ask again after this
+    /// long.
     pub hold: Option<Duration>,
 }
 
@@ -81,7 +86,8 @@ pub struct Refusal {
 pub struct Assignment {
     /// The choice.
     pub placement: Placement,
-    /// To whom the prefill node hands off; `None` where to nobody: one token is wanted, or a decode node computes the prompt.
+    /// To whom the prefill node hands off; `None` if one token is wanted, or a decode node computes
+    /// the prompt.
     pub target: Option<DecodeTarget>,
     /// Where it gets a prefix from.
     pub source: Option<FetchSource>,
@@ -253,9 +259,9 @@ pub enum FromLeader<E> {
 /// What the cluster's books are told of an attempt.
 #[derive(Debug, Clone, PartialEq)]
 pub enum BookEntry {
-    /// A prefix was brought from one node to another, or was not.
+    /// A prefix was fetched from another node, or was not.
     Fetched {
-        /// From where to where; `None` where it did not come over the network.
+        /// From where to where; `None` if it did not come over the network.
         way: Option<(NodeId, NodeId)>,
         /// What came.
         report: FetchReport,

@@ -1,7 +1,8 @@
 //! Ids, units and plain data that every layer of Baton shares. No tokio, no IO, no clock.
 //!
-//! **Invariant**: a value of these types has been checked. [`SamplingParams::validate`] and [`KvLayout::check_compatible`] are the only
-//! places where a request's parameters and two nodes' layouts are judged.
+//! **Invariant**: a value of these types has been checked. [`SamplingParams::validate`] and
+//! [`KvLayout::check_compatible`] are the only places where a request's parameters and two nodes'
+//! layouts are judged.
 
 mod error_kind;
 mod id;

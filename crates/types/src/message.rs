@@ -1,4 +1,5 @@
-//! What conductors and nodes tell each other, as plain data. `baton-proto` holds the conversions to and from the wire.
+//! What conductors and nodes tell each other, as plain data. `baton-proto` holds the conversions to
+//! and from the wire.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,17 +29,21 @@ pub struct PrefillJob {
     pub conductor: ConductorId,
     /// The prompt, and what there is of the output; never empty.
     pub tokens: Arc<[TokenId]>,
-    /// How many of `tokens` are output that the client has: the next token drawn is the one after them.
+    /// How many of `tokens` are output that the client has: the next token drawn is the one after
+    /// them.
     pub output_tokens: u32,
-    /// Whether another decode node has the sequence until this one says that it has it. Nobody waits for room for such a one.
+    /// Whether another decode node has the sequence until this one says that it has it. Such a
+    /// sequence does not wait for room.
     pub is_migration: bool,
     /// How to draw.
     pub sampling: Arc<SamplingParams>,
-    /// Where the KV goes; `None` where one token or only scoring is asked.
+    /// Where the KV goes; `None` if one token or only scoring is asked.
     pub decode: Option<DecodeTarget>,
-    /// Last tokens of the prompt that the decode node is to compute itself, layer by layer behind this node; 0 for none. What comes before them is whole blocks.
+    /// Last tokens of the prompt that the decode node is to compute itself, layer by layer behind
+    /// this node; 0 for none. What comes before them is whole blocks.
     pub partial_prefill_tokens: u32,
-    /// Who holds more of the prompt than this node, where bringing it takes less time than computing it.
+    /// Who holds more of the prompt than this node, if fetching it takes less time than computing
+    /// it.
     pub fetch: Option<FetchSource>,
     /// Separates the caches of tenants: part of every block hash's key.
     pub salt: Arc<[u8]>,
@@ -62,11 +67,13 @@ pub struct DecodeTarget {
     pub generation: Generation,
     /// Its gRPC address, `http://host:port`.
     pub address: String,
-    /// Between two tokens of the sequence: it refuses a grant while its steps take longer. `None`: it grants whatever they take.
+    /// Between two tokens of the sequence: it refuses a grant while its steps take longer. `None`:
+    /// it grants whatever they take.
     pub tbt: Option<Duration>,
 }
 
-/// Conductor to prefill node: the answer to [`PrefillEvent::GrantRefused`], who is asked for room next. It may be the one that refused.
+/// Conductor to prefill node: the answer to [`PrefillEvent::GrantRefused`], who is asked for room
+/// next. It may be the one that refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reselect {
     /// The request and attempt.
@@ -75,7 +82,8 @@ pub struct Reselect {
     pub decode: DecodeTarget,
 }
 
-/// A node that holds a longer prefix of a prompt than its prefill node does, as far as the conductor knows.
+/// A node that holds a longer prefix of a prompt than its prefill node does, as far as the
+/// conductor knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FetchSource {
     /// Its name.
@@ -88,10 +96,11 @@ pub struct FetchSource {
     pub tokens: u32,
 }
 
-/// Conductor to prefill node: many prompts begin with this prefix; bring it here before one of them comes. Answered by [`PrefillEvent::Replicated`].
+/// Conductor to prefill node: many prompts begin with this prefix; fetch it before one of them
+/// comes. Answered by [`PrefillEvent::Replicated`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrefixReplication {
-    /// Names the copy.
+    /// Names the replication.
     pub key: RequestKey,
     /// Who orders it.
     pub conductor: ConductorId,
@@ -119,7 +128,8 @@ pub struct LeaseRequest {
 pub struct LeaseReply {
     /// The right to read.
     pub lease: GrantId,
-    /// Where the first so many of the blocks asked for are; the rest is not held any more. Never empty.
+    /// Where the first so many of the blocks asked for are; the rest is not cached any more. Never
+    /// empty.
     pub blocks: Vec<BlockId>,
 }
 
@@ -128,7 +138,8 @@ pub struct LeaseReply {
 pub struct LeaseRelease {
     /// The lease.
     pub lease: GrantId,
-    /// Whose it must be, and the start of that reader; `None` where that is not said: anybody's.
+    /// Whose it must be, and the start of that reader; `None` if that is not said: then any
+    /// reader's.
     pub reader: Option<(NodeId, Generation)>,
 }
 
@@ -153,13 +164,15 @@ pub struct GrantRequest {
     pub output_tokens: u32,
     /// Chained hashes of the full blocks of prompt and output.
     pub block_hashes: Arc<[BlockHash]>,
-    /// Most tokens of the output, those that there are included: room for the next ones is promised.
+    /// Most tokens of the output, those that there are included: room for the next ones is
+    /// promised.
     pub max_tokens: u32,
     /// As in [`DecodeTarget::tbt`].
     pub tbt: Option<Duration>,
     /// As in [`PrefillJob::partial_prefill_tokens`].
     pub partial_prefill_tokens: u32,
-    /// Whether the prompt is computed by a node of another KV compatibility class: nothing of it is taken from the cache, nor does it stay there.
+    /// Whether a node of another KV compatibility class computes the prompt. Then nothing of it is
+    /// taken from the cache, nor does it stay there.
     pub is_migrated: bool,
 }
 
@@ -175,9 +188,11 @@ impl GrantRequest {
 pub struct GrantReply {
     /// The right to write.
     pub grant: GrantId,
-    /// Leading full blocks of prompt and output that the decode node already holds; they are not pushed.
+    /// Leading full blocks of prompt and output that the decode node already holds; they are not
+    /// pushed.
     pub held_blocks: u32,
-    /// Destinations of the blocks from `held_blocks` on, the last partial one included; of those before the tail, where the decode node computes it.
+    /// Destinations of the blocks from `held_blocks` on, the last partial one included; without the
+    /// partial prefill's part, if the decode node computes one.
     pub blocks: Vec<BlockId>,
     /// Of the tokens that it was asked to compute, those that it will: all or none.
     pub partial_prefill_tokens: u32,
@@ -204,7 +219,8 @@ pub struct Handoff {
     pub grant: GrantId,
     /// The prompt, and the output that came with it.
     pub tokens: Arc<[TokenId]>,
-    /// The first token drawn after those; `None` where the decode node computes the prompt's tail, and draws it.
+    /// The first token drawn after those; `None` if the decode node computes the prompt's last
+    /// part, and draws it.
     pub first_token: Option<TokenId>,
     /// How to draw the rest.
     pub sampling: Arc<SamplingParams>,
@@ -221,49 +237,53 @@ pub enum PrefillEvent {
     Started {
         /// Wait in the node's queue.
         queue: Duration,
-        /// Tokens whose KV the node already held.
+        /// Tokens whose KV the node already had cached.
         cached_tokens: u32,
     },
-    /// So many tokens of it are computed, and more are to come. Every few seconds: a long prompt on a slow machine is no stalled one.
+    /// So many tokens of it are computed, and more are to come. Every few seconds: a long prompt on
+    /// a slow machine is no stalled one.
     Progress {
         /// Of the prompt; after a loss, of the output so far, too.
         tokens: u32,
     },
-    /// The part of the prompt that another node held is here, or will not come. Before the first token, of a request that had a [`FetchSource`] only.
+    /// The prefix to be fetched from another node is here, or will not come. Before the first
+    /// token, of a request that had a [`FetchSource`] only.
     Fetched(FetchReport),
     /// The first token drawn: token 0 of the output, or the one after those of the job.
     FirstToken {
         /// The token.
         token: TokenId,
-        /// Its log-probabilities, where asked for.
+        /// Its log-probabilities, if asked for.
         logprobs: Option<TokenLogprobs>,
-        /// One entry per prompt position, where asked for.
+        /// One entry per prompt position, if asked for.
         prompt_logprobs: Vec<TokenLogprobs>,
-        /// Set where it is also the last token: no handoff follows.
+        /// Set if it is also the last token: no handoff follows.
         finish: Option<FinishReason>,
         /// From the first chunk's start to this token.
         compute: Duration,
     },
-    /// Every byte is acknowledged and the decode node has taken over: this node is done with the request.
+    /// Every byte is acknowledged and the handoff is complete: this node is done with the request.
     HandedOff(KvTransfer),
     /// This node is done with the request and could not do it.
     Failed(Refused),
-    /// This node did its part, and the decode node, or the way to it, did not: another decode node may.
+    /// This node did its part, and the decode node, or the way to it, did not: another decode node
+    /// may.
     DecodeFailed(Refused),
-    /// The decode node has no room, or its steps take longer than the sequence can bear. The prompt is computed all the same; a [`Reselect`] says who is asked next.
+    /// The decode node has no room, or its steps take longer than the sequence can bear. The prompt
+    /// is computed all the same; a [`Reselect`] says who is asked next.
     GrantRefused(Refused),
     /// What became of a [`PrefixReplication`]; its key is that of no request.
     Replicated(FetchReport),
 }
 
-/// What became of bringing a prefix from another node.
+/// What became of fetching a prefix from another node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FetchReport {
     /// Prompt tokens that did not have to be computed because of it.
     pub tokens: u32,
     /// Bytes that came.
     pub bytes: u64,
-    /// What carried them; empty where none came.
+    /// What carried them; empty if none came.
     pub transport: String,
     /// From the question to the holder to the last byte.
     pub elapsed: Duration,
@@ -281,11 +301,12 @@ impl FetchReport {
 pub enum DecodeEvent {
     /// One more token.
     Token {
-        /// Index in the output. The first one drawn is the prefill node's, or this node's where it computes the prompt's tail.
+        /// Index in the output. The first one drawn is the prefill node's, or this node's if it
+        /// computes the prompt's last part.
         index: u32,
         /// The token.
         token: TokenId,
-        /// Its log-probabilities, where asked for.
+        /// Its log-probabilities, if asked for.
         logprobs: Option<TokenLogprobs>,
         /// Set on the last token.
         finish: Option<FinishReason>,
@@ -312,9 +333,10 @@ pub struct Load {
     pub running: u32,
     /// Requests waiting in the queue, or for bytes or room.
     pub waiting: u32,
-    /// Prompt tokens not yet computed, queued and running. Of the step under way, the part of the tokens that its layers leave to do.
+    /// Prompt tokens not yet computed, queued and running. Of the step under way, the part of the
+    /// tokens that its layers leave to do.
     pub queued_tokens: u64,
-    /// The step that a prefill node works on, where it has one and can tell.
+    /// The step that a prefill node works on, if it has one and can tell.
     pub step: Option<StepProgress>,
     /// Tokens of KV that running sequences attend to.
     pub kv_tokens: u64,
@@ -324,7 +346,7 @@ pub struct Load {
     pub blocks_used: u32,
     /// Blocks kept as prefix cache, evictable.
     pub blocks_cached: u32,
-    /// Of those, the ones that nobody has used for a minute.
+    /// Of those, the ones that no request has used for a minute.
     pub blocks_cold: u32,
     /// Blocks promised but not yet allocated.
     pub blocks_reserved: u32,
@@ -338,9 +360,10 @@ pub struct Load {
     pub prefix_hits_fetched: u64,
     /// Blocks on the node's SSD, whether or not they are in the arena too.
     pub blocks_ssd: u32,
-    /// How often a sequence that ran gave up its blocks for others so far.
+    /// How often a running sequence was preempted so far.
     pub preemptions: u64,
-    /// Whether a sequence of another decode node would get a place now, if there are blocks for it: nobody waits here.
+    /// Whether a sequence of another decode node would get a slot now, if there are blocks for it:
+    /// no sequence waits here.
     pub takes_sequences: bool,
     /// The node finishes what it has and takes nothing new.
     pub draining: bool,
@@ -373,7 +396,7 @@ pub struct NodeInfo {
     pub profile: NodeProfile,
     /// Whether it fetches prefixes that a conductor orders it to: see [`PrefixReplication`].
     pub replicates_prefixes: bool,
-    /// Whether it takes its part in prompts of which the decode node computes the tail: see [`PrefillJob::partial_prefill_tokens`].
+    /// Whether it takes its part in partial prefills: see [`PrefillJob::partial_prefill_tokens`].
     pub takes_partial_prefills: bool,
     /// Digest of the vocabulary that it compiles grammars against; empty: it takes none.
     pub vocabulary: String,
@@ -400,7 +423,7 @@ pub struct NodeProfile {
     pub max_running: u32,
     /// Most tokens of one chunk of a prompt; 0 is unknown.
     pub chunk_tokens: u32,
-    /// Bytes of KV per second to or from another node, where the node knows; 0 is unknown.
+    /// Bytes of KV per second to or from another node, if the node knows; 0 is unknown.
     pub transfer_bytes_per_s: f64,
 }
 

@@ -1,6 +1,8 @@
-//! Names of an enum's variants: a test that lists what a shell carried out compares them with all there are.
+//! Names of an enum's variants: a test that lists what a shell carried out compares them with all
+//! there are.
 
-/// Gives an enum `ALL`, the names of its variants, and `name`. A variant that is not in the list does not compile.
+/// Gives an enum `ALL`, the names of its variants, and `name`. A variant that is not in the list
+/// does not compile.
 #[macro_export]
 macro_rules! named {
     ($type:ident $(<$generic:ident>)?: $($variant:ident),+ $(,)?) => {

@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-/// The terms on which a prompt waits in a prefill node's queue, fixed by the conductor when it is placed: what it plans with is what the node obeys. By default first come, first served.
+/// The terms on which a prompt waits in a prefill node's queue. The conductor fixes them at
+/// placement: what it plans with is what the node obeys. By default first come, first served.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QueueTerms {
     /// Larger goes first; 0 is ordinary.
     pub priority: i32,
     /// How long others may arrive and pass it.
     pub patience: Duration,
-    /// After this long nobody who arrives later goes before it, whatever its priority. Zero: only priority passes it, and without bound.
+    /// After this long no prompt that arrives later goes before it, whatever its priority. Zero:
+    /// only priority passes it, and without bound.
     pub max_overtaken: Duration,
     /// After this long in the queue without room it fails.
     pub timeout: Duration,
@@ -18,9 +20,9 @@ pub struct QueueTerms {
 }
 
 impl QueueTerms {
-    /// [`QueueTerms::max_overtaken`] of a cluster where nobody says otherwise.
+    /// [`QueueTerms::max_overtaken`] of a cluster, unless set otherwise.
     pub const MAX_OVERTAKEN: Duration = Duration::from_secs(30);
-    /// [`QueueTerms::timeout`] where nobody says otherwise.
+    /// [`QueueTerms::timeout`], unless set otherwise.
     pub const TIMEOUT: Duration = Duration::from_secs(60);
 }
 

@@ -38,10 +38,11 @@ pub struct TopLogprob {
     pub logprob: f32,
 }
 
-/// Log-probabilities at one position, from the model's unmodified distribution (before penalties and temperature).
+/// Log-probabilities at one position, from the model's unmodified distribution (before penalties
+/// and temperature).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct TokenLogprobs {
-    /// Of the token that was taken; `None` at the end of a prompt, where none is yet.
+    /// Of the token that was taken; `None` at the end of a prompt, as none is taken yet.
     pub logprob: Option<f32>,
     /// The most probable tokens, best first; ties by smaller token id.
     pub top: Vec<TopLogprob>,
@@ -61,9 +62,10 @@ pub struct Usage {
 /// The handoff of a request's KV from the prefill to the decode node.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct KvTransfer {
-    /// Bytes of the blocks pushed: layers x blocks x block bytes. Blocks that the decode node already held are not in it.
+    /// Bytes of the blocks pushed: layers x blocks x block bytes. Blocks that the decode node
+    /// already had cached are not in it.
     pub bytes: u64,
-    /// The transport that finished it; empty where nothing moved.
+    /// The transport that finished it; empty if nothing moved.
     pub transport: String,
     /// From the first push to the last acknowledgement.
     pub elapsed: Duration,
@@ -90,10 +92,11 @@ pub struct Timeline {
     pub decode_queue: Duration,
     /// From arrival to the end.
     pub total: Duration,
-    /// A prefix that another node held, on its way to the prefill node; `None` where none came.
+    /// A prefix that the prefill node fetched from another node; `None` if none came.
     pub prefix_fetch: Option<KvTransfer>,
-    /// How often the request went on at another decode node because the one that it was on had no room for it, or was on its way out.
+    /// How often the request migrated because its decode node had no room for it, or was on its way
+    /// out.
     pub moves: u32,
-    /// What was brought to those nodes, in all.
+    /// What those nodes fetched, in all.
     pub migrated: KvTransfer,
 }

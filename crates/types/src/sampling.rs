@@ -10,14 +10,16 @@ use crate::{ErrorKind, TokenId};
 pub const MAX_TOP_LOGPROBS: u32 = 20;
 /// Most tokens whose logits a request may move.
 pub const MAX_LOGIT_BIAS: usize = 1024;
-/// Most token sequences that a request may ban. Far fewer than a vocabulary has tokens, so that one is always left.
+/// Most token sequences that a request may ban. Far fewer than a vocabulary has tokens, so that one
+/// is always left.
 pub const MAX_BAD_WORDS: usize = 128;
 /// Longest of them, tokens.
 pub const MAX_BAD_WORD_TOKENS: usize = 64;
 /// Largest grammar, bytes.
 pub const MAX_GRAMMAR_BYTES: usize = 64 << 10;
 
-/// How the next token is drawn. Sampling has no hidden state: draw `i` of a request depends on (seed, i), the tokens so far and these values.
+/// How the next token is drawn. Sampling has no hidden state: draw `i` of a request depends on
+/// (seed, i), the tokens so far and these values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
     /// 0 is greedy; otherwise logits are divided by it.
@@ -28,7 +30,8 @@ pub struct SamplingParams {
     pub top_p: f32,
     /// Drop tokens less probable than this times the most probable one; in [0, 1).
     pub min_p: f32,
-    /// Over the prompt and the output: positive logits are divided by it, negative ones multiplied (CTRL, section 4.1); above 0, 1 is off.
+    /// Over the prompt and the output: positive logits are divided by it, negative ones multiplied
+    /// (CTRL, section 4.1); above 0, 1 is off.
     pub repetition_penalty: f32,
     /// Subtracted once from the logit of each token of the output; in [-2, 2].
     pub presence_penalty: f32,
@@ -38,7 +41,8 @@ pub struct SamplingParams {
     pub seed: u64,
     /// Most tokens to generate, at least 1.
     pub max_tokens: u32,
-    /// Tokens that end the output: the model's own end tokens (empty with `ignore_eos`) and the request's.
+    /// Tokens that end the output: the model's own end tokens (empty with `ignore_eos`) and the
+    /// request's.
     pub stop_token_ids: Vec<TokenId>,
     /// Added to the logits of these tokens, after the penalties; each in [-100, 100].
     pub logit_bias: Vec<(TokenId, f32)>,
@@ -46,7 +50,8 @@ pub struct SamplingParams {
     pub min_tokens: u32,
     /// The last token of each is not drawn after the others of it; none is empty.
     pub bad_words: Vec<Vec<TokenId>>,
-    /// What the output follows, in llguidance's dialect of Lark: no other token is drawn. Goes before biases, bans and `min_tokens` if they leave no token.
+    /// What the output follows, in llguidance's dialect of Lark: no other token is drawn. Goes
+    /// before biases, bans and `min_tokens` if they leave no token.
     pub grammar: Option<Arc<str>>,
     /// Alternatives reported with each generated token; `None` reports no log-probabilities at all.
     pub logprobs: Option<u32>,

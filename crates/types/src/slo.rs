@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Ttft(pub Duration);
 
-/// Time between tokens: the mean of the longest 10 % of a request's token gaps (Mooncake, section 2).
+/// Time between tokens: the mean of the longest 10 % of a request's token gaps (Mooncake, section
+/// 2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Tbt(pub Duration);
 
@@ -27,14 +28,16 @@ impl Slo {
         Self { ttft: self.ttft.or(others.ttft), tbt: self.tbt.or(others.tbt) }
     }
 
-    /// What is left of them `waited` after the request's arrival: its first token comes nearer, the time between tokens stays.
+    /// What is left of them `waited` after the request's arrival: its first token comes nearer, the
+    /// time between tokens stays.
     pub fn after(self, waited: Duration) -> Self {
         Self { ttft: self.ttft.map(|Ttft(limit)| Ttft(limit.saturating_sub(waited))), ..self }
     }
 }
 
 impl Tbt {
-    /// Mean of the longest 10 % (at least one) of `gaps`, or `None` where there are none. Sorts `gaps`.
+    /// Mean of the longest 10 % (at least one) of `gaps`, or `None` if there are none. Sorts
+    /// `gaps`.
     pub fn of_gaps(gaps: &mut [Duration]) -> Option<Self> {
         if gaps.is_empty() {
             return None;

@@ -7,7 +7,8 @@ use crate::{Generation, NodeId};
 pub struct TransferReport {
     /// Ways to this node's memory, best first.
     pub addresses: Vec<TransferAddress>,
-    /// The nodes that it has moved bytes to, those with the most bytes first; at most [`TransferReport::MAX_PATHS`].
+    /// The nodes that it has moved bytes to, those with the most bytes first; at most
+    /// [`TransferReport::MAX_PATHS`].
     pub paths: Vec<TransferPath>,
 }
 

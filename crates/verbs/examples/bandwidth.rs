@@ -1,5 +1,6 @@
-//! Bandwidth of one queue pair between two threads of this process, to compare with `ib_write_bw` and `ib_read_bw`:
-//! `bandwidth DEVICE write|read BYTES COUNT DEPTH SIGNAL_EVERY poll|events [WORKING_SET_BYTES]`. MB are 2^20 bytes, as in perftest.
+//! Bandwidth of one queue pair between two threads of this process, to compare with `ib_write_bw`
+//! and `ib_read_bw`: `bandwidth DEVICE write|read BYTES COUNT DEPTH SIGNAL_EVERY poll|events
+//! [WORKING_SET_BYTES]`. MB are 2^20 bytes, as in perftest.
 
 // Tests read the clock and wait.
 #![allow(clippy::disallowed_methods)]
@@ -100,7 +101,7 @@ fn run(a: &Side, b: &Side, plan: &Plan, slots: usize) -> Result<(), Box<dyn Erro
                 false => requests.write(added as u64, &local, remote, None, signalled)?,
             }
         }
-        // SAFETY: nobody looks at the bytes.
+        // SAFETY: nothing looks at the bytes.
         unsafe { a.pair.post(&mut requests)? };
         requests.clear();
         for completion in wait(a, plan.events, &mut found)? {

@@ -37,7 +37,8 @@ pub enum CompletionStatus {
     RemoteOperation,
     /// A local key or range is wrong, or the registration is gone.
     LocalProtection,
-    /// The local device could not carry it out. Soft-RoCE says so of a dead link and of wrong local keys, too.
+    /// The local device could not carry it out. Soft-RoCE says so of a dead link and of wrong local
+    /// keys, too.
     LocalOperation,
     /// A memory window could not be bound.
     WindowBind,
@@ -172,13 +173,15 @@ impl fmt::Display for Completion {
     }
 }
 
-/// Where any number of completion queues say that something has come in: a descriptor that becomes readable after [`CompletionQueue::arm`].
+/// Where any number of completion queues say that something has come in: a descriptor that becomes
+/// readable after [`CompletionQueue::arm`].
 pub struct CompletionChannel {
     raw: NonNull<ffi::ibv_comp_channel>,
     context: Arc<Context>,
 }
 
-// SAFETY: libibverbs keeps nothing in it but the descriptor; reads of that from several threads each get whole events.
+// SAFETY: libibverbs keeps nothing in it but the descriptor; reads of that from several threads
+// each get whole events.
 unsafe impl Send for CompletionChannel {}
 // SAFETY: as above.
 unsafe impl Sync for CompletionChannel {}
@@ -198,7 +201,8 @@ impl CompletionChannel {
         Ok(Arc::new(channel))
     }
 
-    /// Takes at most [`MAX_EVENTS`] events, and calls `on` with the token of each one's queue. Returns how many there were; fewer than that: there is none left.
+    /// Takes at most [`MAX_EVENTS`] events, and calls `on` with the token of each one's queue.
+    /// Returns how many there were; fewer than that: there is none left.
     pub fn take_events(&self, mut on: impl FnMut(u64)) -> Result<usize, VerbsError> {
         for taken in 0..MAX_EVENTS {
             let (mut queue, mut token) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -214,7 +218,8 @@ impl CompletionChannel {
                     }),
                 };
             }
-            // SAFETY: the event is of this queue, which cannot be destroyed before it is acknowledged, and that is done once.
+            // SAFETY: the event is of this queue, which cannot be destroyed before it is
+            // acknowledged, and that is done once.
             unsafe { ffi::ibv_ack_cq_events(queue, 1) };
             on(token.expose_provenance() as u64);
         }
@@ -231,7 +236,8 @@ impl AsRawFd for CompletionChannel {
 
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
-        // SAFETY: made by ibv_create_comp_channel; the queues that use it hold an Arc of this and are gone.
+        // SAFETY: made by ibv_create_comp_channel; the queues that use it hold an Arc of this and
+        // are gone.
         let rc = unsafe { ffi::ibv_destroy_comp_channel(self.raw.as_ptr()) };
         debug_assert_eq!(rc, 0, "ibv_destroy_comp_channel {}", self.context.name());
     }
@@ -243,9 +249,11 @@ impl fmt::Debug for CompletionChannel {
     }
 }
 
-/// Completions of any number of queue pairs. After [`arm`](Self::arm), the next one makes an event on the queue's channel.
+/// Completions of any number of queue pairs. After [`arm`](Self::arm), the next one makes an event
+/// on the queue's channel.
 ///
-/// To wait without missing any: poll until empty, arm, poll until empty once more, wait for the event.
+/// To wait without missing any: poll until empty, arm, poll until empty once more, wait for the
+/// event.
 pub struct CompletionQueue {
     raw: NonNull<ffi::ibv_cq>,
     channel: Arc<CompletionChannel>,
@@ -258,12 +266,13 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// A queue for `depth` completions. It must have room for all that can be under way in the queue pairs that use it: an overrun is fatal to them.
-    /// `token` is what its events carry.
+    /// A queue for `depth` completions. It must have room for all that can be under way in the
+    /// queue pairs that use it: an overrun is fatal to them. `token` is what its events carry.
     pub fn new(channel: &Arc<CompletionChannel>, depth: u32, token: u64) -> Result<Arc<Self>, VerbsError> {
         let context = &channel.context;
         let token = std::ptr::without_provenance_mut(token as usize);
-        // SAFETY: device and channel live; the queue's context is a number for us alone, and never followed.
+        // SAFETY: device and channel live; the queue's context is a number for us alone, and never
+        // followed.
         let raw = unsafe { ffi::ibv_create_cq(context.raw(), depth as i32, token, channel.raw.as_ptr(), 0) };
         let raw = NonNull::new(raw).ok_or_else(|| VerbsError::last("ibv_create_cq", context.name()))?;
         Ok(Arc::new(Self { raw, channel: channel.clone(), depth }))
@@ -322,8 +331,9 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: made by ibv_create_cq; the queue pairs that use it hold an Arc of this and are gone. It waits for events that were taken and are not yet
-        // acknowledged, between which there is nothing that waits.
+        // SAFETY: made by ibv_create_cq; the queue pairs that use it hold an Arc of this and are
+        // gone. It waits for events that were taken and are not yet acknowledged, between which
+        // there is nothing that waits.
         let rc = unsafe { ffi::ibv_destroy_cq(self.raw()) };
         debug_assert_eq!(rc, 0, "ibv_destroy_cq {}", self.context().name());
     }

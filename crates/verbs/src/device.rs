@@ -38,7 +38,8 @@ impl DeviceList {
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: the list came from ibv_get_device_list, and no device of it is used through it any more; open ones have their own count.
+        // SAFETY: the list came from ibv_get_device_list, and no device of it is used through it
+        // any more; open ones have their own count.
         unsafe { ffi::ibv_free_device_list(self.first.as_ptr()) };
     }
 }
@@ -172,7 +173,8 @@ pub struct Context {
     attributes: ffi::ibv_device_attr,
 }
 
-// SAFETY: libibverbs is thread-safe: every function may be called from any thread (ibv_open_device's context included).
+// SAFETY: libibverbs is thread-safe: every function may be called from any thread
+// (ibv_open_device's context included).
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -202,7 +204,8 @@ impl Context {
         self.attributes.max_sge.max(0) as u32
     }
 
-    /// Whether it has memory windows of type 2, which give a peer a key for part of a registration ([`MemoryWindow`](crate::MemoryWindow)).
+    /// Whether it has memory windows of type 2, which give a peer a key for part of a registration
+    /// ([`MemoryWindow`](crate::MemoryWindow)).
     pub fn has_memory_windows(&self) -> bool {
         let either = ffi::IBV_DEVICE_MEM_WINDOW_TYPE_2A | ffi::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
         self.attributes.device_cap_flags & either != 0 && self.attributes.max_mw > 0
@@ -216,8 +219,8 @@ impl Context {
     /// One port, from 1.
     pub fn port(&self, port: u8) -> Result<PortInfo, VerbsError> {
         let mut attributes = ffi::ibv_port_attr::default();
-        // SAFETY: the device is open. The function writes the beginning of an ibv_port_attr, which its parameter's type, kept for old binaries, hides;
-        // the rest stays zero.
+        // SAFETY: the device is open. The function writes the beginning of an ibv_port_attr, which
+        // its parameter's type, kept for old binaries, hides; the rest stays zero.
         let rc = unsafe { ffi::ibv_query_port(self.raw(), port, (&raw mut attributes).cast()) };
         VerbsError::check(rc, "ibv_query_port", || format!("port {port} of {}", self.name))?;
         let rate = fs::read_to_string(format!("/sys/class/infiniband/{}/ports/{port}/rate", self.name));
@@ -235,7 +238,8 @@ impl Context {
     pub fn gid_table(&self) -> Result<Vec<GidEntry>, VerbsError> {
         let mut rows = vec![ffi::ibv_gid_entry::default(); MAX_GIDS];
         let row_bytes = size_of::<ffi::ibv_gid_entry>();
-        // SAFETY: the device is open, and the call writes at most `rows.len()` entries of `row_bytes` each.
+        // SAFETY: the device is open, and the call writes at most `rows.len()` entries of
+        // `row_bytes` each.
         let found = unsafe { ffi::_ibv_query_gid_table(self.raw(), rows.as_mut_ptr(), rows.len(), 0, row_bytes) };
         let found = usize::try_from(found).map_err(|_| VerbsError::Refused {
             operation: "ibv_query_gid_table",
@@ -248,7 +252,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: opened by ibv_open_device; all that was made of it holds an Arc of this and is gone.
+        // SAFETY: opened by ibv_open_device; all that was made of it holds an Arc of this and is
+        // gone.
         let rc = unsafe { ffi::ibv_close_device(self.raw()) };
         debug_assert_eq!(rc, 0, "ibv_close_device {}", self.name);
     }
@@ -274,7 +279,8 @@ fn link_layer(code: u8) -> LinkLayer {
 }
 
 fn gid_entry(row: &ffi::ibv_gid_entry) -> Option<GidEntry> {
-    // Numbers of enum ibv_gid_type; the bindings have its names only for the table's rows as plain integers.
+    // Numbers of enum ibv_gid_type; the bindings have its names only for the table's rows as plain
+    // integers.
     let kind = [GidKind::InfiniBand, GidKind::RoceV1, GidKind::RoceV2].get(row.gid_type as usize).copied()?;
     // SAFETY: both variants of the union are 16 plain bytes.
     let gid = Gid(unsafe { row.gid.raw });

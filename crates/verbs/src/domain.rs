@@ -98,8 +98,9 @@ enum Backing {
 
 /// Memory that a device may touch, pinned until this is dropped.
 ///
-/// The device does not know Rust's borrows: whoever posts work requests, and whoever gives the remote key away, says which rule keeps others off the bytes.
-/// A work request that is under way when its registration is dropped ends with an error; the device does not touch the memory after.
+/// The device does not know Rust's borrows: what posts work requests, and what gives the
+/// remote key away, says which rule keeps others off the bytes. A work request that is under way
+/// when its registration is dropped ends with an error; the device does not touch the memory after.
 pub struct MemoryRegistration {
     raw: NonNull<ffi::ibv_mr>,
     address: u64,
@@ -126,16 +127,19 @@ impl MemoryRegistration {
         let len = region.len();
         check_memlock(len as u64)?;
         let base = region.as_ptr();
-        // SAFETY: the mapping has `len` bytes and lives as long as the Arc that the registration keeps.
+        // SAFETY: the mapping has `len` bytes and lives as long as the Arc that the registration
+        // keeps.
         let raw = unsafe { ffi::ibv_reg_mr(domain.raw(), base.cast(), len, access.flags() as i32) };
         let raw = NonNull::new(raw).ok_or_else(|| Self::refused("ibv_reg_mr", domain, len))?;
         Ok(Self { raw, address: base as u64, len, domain: domain.clone(), _backing: Backing::Region(region.clone()) })
     }
 
-    /// Registers `len` bytes from `offset` of a dmabuf, which may be memory of a GPU. Peers address it from `address` on.
+    /// Registers `len` bytes from `offset` of a dmabuf, which may be memory of a GPU. Peers address
+    /// it from `address` on.
     ///
     /// # Errors
-    /// [`VerbsError::Refused`] where device or driver cannot (kernel 5.12 and later can; Soft-RoCE cannot).
+    /// [`VerbsError::Refused`] where device or driver cannot (kernel 5.12 and later can; Soft-RoCE
+    /// cannot).
     pub fn register_dmabuf(
         domain: &Arc<ProtectionDomain>,
         dmabuf: BorrowedFd<'_>,
@@ -145,7 +149,8 @@ impl MemoryRegistration {
         access: Access,
     ) -> Result<Self, VerbsError> {
         let (fd, flags) = (dmabuf.as_raw_fd(), access.flags() as i32);
-        // SAFETY: the kernel checks descriptor, offset and length, and takes a reference to the dmabuf.
+        // SAFETY: the kernel checks descriptor, offset and length, and takes a reference to the
+        // dmabuf.
         let raw = unsafe { ffi::ibv_reg_dmabuf_mr(domain.raw(), offset, len, address, fd, flags) };
         let raw = NonNull::new(raw).ok_or_else(|| Self::refused("ibv_reg_dmabuf_mr", domain, len))?;
         Ok(Self { raw, address, len, domain: domain.clone(), _backing: Backing::DmaBuf })
@@ -165,7 +170,8 @@ impl MemoryRegistration {
 
     /// Key for work requests of this machine.
     pub fn local_key(&self) -> u32 {
-        // SAFETY: the library's record lives as long as the registration, and its keys are written once.
+        // SAFETY: the library's record lives as long as the registration, and its keys are written
+        // once.
         unsafe { (*self.raw()).lkey }
     }
 
@@ -201,7 +207,8 @@ impl MemoryRegistration {
 
 impl Drop for MemoryRegistration {
     fn drop(&mut self) {
-        // SAFETY: made by ibv_reg_mr or ibv_reg_dmabuf_mr; windows bound to it hold an Arc of it and are gone.
+        // SAFETY: made by ibv_reg_mr or ibv_reg_dmabuf_mr; windows bound to it hold an Arc of it
+        // and are gone.
         let rc = unsafe { ffi::ibv_dereg_mr(self.raw()) };
         debug_assert_eq!(rc, 0, "ibv_dereg_mr {}", self.domain.context.name());
     }

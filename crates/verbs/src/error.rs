@@ -87,7 +87,8 @@ impl VerbsError {
         Self::Refused { operation, object: object.into(), source: io::Error::last_os_error() }
     }
 
-    /// The result of a call that returns 0 or an errno (some drivers negate it, some return -1 and set `errno`).
+    /// The result of a call that returns 0 or an errno (some drivers negate it, some return -1 and
+    /// set `errno`).
     pub(crate) fn check(rc: i32, operation: &'static str, object: impl FnOnce() -> String) -> Result<(), Self> {
         let source = match rc {
             0 => return Ok(()),

@@ -43,7 +43,8 @@ pub enum AsyncEvent {
     Other(u32),
 }
 
-/// Events of an open device, and a descriptor that is readable while there are any. Make one per [`Context`]: each event is delivered once.
+/// Events of an open device, and a descriptor that is readable while there are any. Make one per
+/// [`Context`]: each event is delivered once.
 pub struct AsyncEvents {
     context: Arc<Context>,
 }
@@ -100,7 +101,8 @@ fn translate(raw: &ffi::ibv_async_event) -> AsyncEvent {
         ffi::IBV_EVENT_GID_CHANGE | ffi::IBV_EVENT_LID_CHANGE => AsyncEvent::AddressChange { port: port() },
         ffi::IBV_EVENT_DEVICE_FATAL => AsyncEvent::DeviceFatal,
         ffi::IBV_EVENT_QP_FATAL | ffi::IBV_EVENT_QP_REQ_ERR | ffi::IBV_EVENT_QP_ACCESS_ERR => {
-            // SAFETY: the variant that is set for these; a queue pair cannot be destroyed before its events are acknowledged.
+            // SAFETY: the variant that is set for these; a queue pair cannot be destroyed before
+            // its events are acknowledged.
             AsyncEvent::QueuePairError { qp_num: unsafe { (*raw.element.qp).qp_num } }
         }
         ffi::IBV_EVENT_CQ_ERR => AsyncEvent::CompletionQueueError,

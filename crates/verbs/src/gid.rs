@@ -5,7 +5,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::VerbsError;
 
-/// A port's 128-bit address, in network byte order. On RoCEv2 it is the IPv6 or IPv4-mapped address of the interface.
+/// A port's 128-bit address, in network byte order. On RoCEv2 it is the IPv6 or IPv4-mapped address
+/// of the interface.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Gid(pub [u8; 16]);
 
@@ -60,8 +61,9 @@ pub struct GidEntry {
     pub kind: GidKind,
 }
 
-/// The entry to connect `port` with: the one at `index` where that is given; else RoCEv2 before InfiniBand before RoCEv1, and among equals IPv4 before
-/// other addresses before link-local ones, whose peers might be out of reach; among equals the lowest index.
+/// The entry to connect `port` with: the one at `index` where that is given; else RoCEv2 before
+/// InfiniBand before RoCEv1, and among equals IPv4 before other addresses before link-local ones,
+/// whose peers might be out of reach; among equals the lowest index.
 pub fn choose_gid(table: &[GidEntry], port: u8, index: Option<u32>) -> Result<GidEntry, VerbsError> {
     let usable = || table.iter().filter(|entry| entry.port == port && !entry.gid.is_zero());
     if let Some(index) = index {

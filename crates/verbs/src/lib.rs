@@ -1,4 +1,5 @@
-//! A small safe layer over RDMA verbs: what one-sided writes and reads between registered memory of two machines need, and no more.
+//! A small safe layer over RDMA verbs: what one-sided writes and reads between registered memory of
+//! two machines need, and no more.
 //!
 //! ```text
 //!   Device -> Context -> ProtectionDomain -> MemoryRegistration     (memory the device may touch)
@@ -8,15 +9,19 @@
 //!   WorkRequests -> QueuePair::post                                 (many writes and reads with one call)
 //! ```
 //!
-//! It has no runtime of its own: a `CompletionChannel` and `AsyncEvents` are nonblocking file descriptors, and the caller waits for them.
+//! It has no runtime of its own: a `CompletionChannel` and `AsyncEvents` are nonblocking file
+//! descriptors, and the caller waits for them.
 //!
 //! **Invariants**
 //! - Each object keeps alive what it is made of, so they may be dropped in any order.
-//! - A work request names a span that lies inside its registration; a wrong remote span is found by the peer's device.
-//! - After `QueuePair::to_error`, once a receive of that queue pair has completed as flushed, nothing that comes over it lands in memory any more.
+//! - A work request names a span that lies inside its registration; a wrong remote span is found by
+//!   the peer's device.
+//! - After `QueuePair::to_error`, once a receive of that queue pair has completed as flushed,
+//!   nothing that comes over it lands in memory any more.
 //! - Everything queued is bounded by the depths given at creation.
 //!
-//! Without the feature `ibverbs` only what needs no device is there: the choice of devices and addresses, and the check of locked memory.
+//! Without the feature `ibverbs` only what needs no device is there: the choice of devices and
+//! addresses, and the check of locked memory.
 
 mod error;
 mod gid;

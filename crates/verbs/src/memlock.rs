@@ -1,5 +1,6 @@
-//! The limit on locked memory. Registered memory is pinned, and a device reports the lack of room for it as a bare "cannot allocate memory"; so it is
-//! checked before, with words that say what to set.
+//! The limit on locked memory. Registered memory is pinned, and a device reports the lack of room
+//! for it as a bare "cannot allocate memory"; so it is checked before, with words that say what to
+//! set.
 
 #![allow(unsafe_code)] // getrlimit
 
@@ -40,7 +41,8 @@ impl MemlockStatus {
     }
 }
 
-/// Fails with what to set, where `bytes` more cannot be registered. Where the limit cannot be found out, the device decides.
+/// Fails with what to set, where `bytes` more cannot be registered. Where the limit cannot be found
+/// out, the device decides.
 pub fn check_memlock(bytes: u64) -> Result<(), VerbsError> {
     MemlockStatus::current().map_or(Ok(()), |status| status.check(bytes))
 }
@@ -63,7 +65,8 @@ fn has_ipc_lock(status: &str) -> bool {
     effective.is_some_and(|set| set & (1 << CAP_IPC_LOCK) != 0)
 }
 
-/// The kernel asks for the capability in the first user namespace: root of a rootless container shows it but does not have it.
+/// The kernel asks for the capability in the first user namespace: root of a rootless container
+/// shows it but does not have it.
 fn in_first_user_namespace(uid_map: &str) -> bool {
     uid_map.split_whitespace().eq(["0", "0", "4294967295"])
 }

@@ -22,7 +22,8 @@ const RECEIVE_BATCH: usize = 64;
 /// Sizes of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueuePairConfig {
-    /// Work requests that may be under way. One that is not signalled counts until a later signalled one has completed.
+    /// Work requests that may be under way. One that is not signalled counts until a later
+    /// signalled one has completed.
     pub send_depth: u32,
     /// Receives that may be posted, each for one immediate of the peer.
     pub receive_depth: u32,
@@ -56,7 +57,8 @@ pub struct Path {
 pub struct Endpoint {
     /// Queue pair number, 24 bits.
     pub qp_num: u32,
-    /// First packet sequence number, 24 bits; random, so that stray packets of an earlier connection do not fit.
+    /// First packet sequence number, 24 bits; random, so that stray packets of an earlier
+    /// connection do not fit.
     pub psn: u32,
     /// Address.
     pub gid: Gid,
@@ -71,18 +73,21 @@ pub struct Endpoint {
 /// How long to wait for a peer that does not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retries {
-    /// Time for an acknowledgement: 4.096 µs × 2^this; at most 31. 0 waits for ever, and is refused.
+    /// Time for an acknowledgement: 4.096 µs × 2^this; at most 31. 0 waits for ever, and is
+    /// refused.
     pub timeout: u8,
     /// Times a packet is sent again; at most 7.
     pub count: u8,
     /// Times to retry where the peer has no receive posted; at most 7, which means for ever.
     pub receiver_not_ready: u8,
-    /// Time that this side asks of a peer before such a retry, as a code of the InfiniBand specification (12 is 0.64 ms, 0 is 655 ms).
+    /// Time that this side asks of a peer before such a retry, as a code of the InfiniBand
+    /// specification (12 is 0.64 ms, 0 is 655 ms).
     pub receiver_not_ready_timer: u8,
 }
 
 impl Default for Retries {
-    /// 67 ms for an acknowledgement, seven times: a dead peer is noticed within seconds (devices round up, and some lengthen each try).
+    /// 67 ms for an acknowledgement, seven times: a dead peer is noticed within seconds (devices
+    /// round up, and some lengthen each try).
     fn default() -> Self {
         Self { timeout: 14, count: 7, receiver_not_ready: 7, receiver_not_ready_timer: 12 }
     }
@@ -114,13 +119,15 @@ pub struct QueuePair {
     _receive_queue: Arc<CompletionQueue>,
 }
 
-// SAFETY: libibverbs locks each of a queue pair's queues; every function may be called from any thread.
+// SAFETY: libibverbs locks each of a queue pair's queues; every function may be called from any
+// thread.
 unsafe impl Send for QueuePair {}
 // SAFETY: as above.
 unsafe impl Sync for QueuePair {}
 
 impl QueuePair {
-    /// A queue pair in the state reset. Completions of writes and reads go to `send_queue`, the peer's immediates to `receive_queue`.
+    /// A queue pair in the state reset. Completions of writes and reads go to `send_queue`, the
+    /// peer's immediates to `receive_queue`.
     pub fn new(
         domain: &Arc<ProtectionDomain>,
         send_queue: &Arc<CompletionQueue>,
@@ -141,7 +148,8 @@ impl QueuePair {
             sq_sig_all: 0,
             ..Default::default()
         };
-        // SAFETY: domain and queues live, and the queue pair keeps them; the call reads and writes one ibv_qp_init_attr, which is ours.
+        // SAFETY: domain and queues live, and the queue pair keeps them; the call reads and writes
+        // one ibv_qp_init_attr, which is ours.
         let raw = unsafe { ffi::ibv_create_qp(domain.raw(), &raw mut init) };
         let name = domain.context().name();
         let raw =
@@ -161,7 +169,8 @@ impl QueuePair {
 
     /// Its number, for the peer.
     pub fn qp_num(&self) -> u32 {
-        // SAFETY: the library's record lives as long as the queue pair, and the number is written once.
+        // SAFETY: the library's record lives as long as the queue pair, and the number is written
+        // once.
         unsafe { (*self.raw()).qp_num }
     }
 
@@ -183,7 +192,8 @@ impl QueuePair {
         self.modify(attributes, set, "to init")
     }
 
-    /// Takes packets of `remote` from now on, with the lower of both sides' MTU and at most `max_reads` reads of the peer at once.
+    /// Takes packets of `remote` from now on, with the lower of both sides' MTU and at most
+    /// `max_reads` reads of the peer at once.
     pub fn ready_to_receive(
         &self,
         path: Path,
@@ -212,7 +222,8 @@ impl QueuePair {
         self.modify(attributes, set, "to ready-to-receive")
     }
 
-    /// Sends from now on, beginning with `psn`, and with at most `max_reads` reads at once, which the peer must allow.
+    /// Sends from now on, beginning with `psn`, and with at most `max_reads` reads at once, which
+    /// the peer must allow.
     pub fn ready_to_send(&self, psn: u32, max_reads: u8, retries: Retries) -> Result<(), VerbsError> {
         let attributes = ffi::ibv_qp_attr {
             qp_state: ffi::ibv_qp_state::IBV_QPS_RTS,
@@ -232,11 +243,12 @@ impl QueuePair {
         self.modify(attributes, set, "to ready-to-send")
     }
 
-    /// Ends the connection: all work requests complete as flushed, and no more packets of the peer are taken. Purely local, so it works on a peer that has
-    /// stopped.
+    /// Ends the connection: all work requests complete as flushed, and no more packets of the peer
+    /// are taken. Purely local, so it works on a peer that has stopped.
     ///
-    /// It is a fence for the peer's writes once a receive that was posted before has been polled as flushed: some devices (Soft-RoCE) may still be copying
-    /// the packet in hand when this returns, and flush receives after that. So keep one receive posted.
+    /// It is a fence for the peer's writes once a receive that was posted before has been polled as
+    /// flushed: some devices (Soft-RoCE) may still be copying the packet in hand when this returns,
+    /// and flush receives after that. So keep one receive posted.
     pub fn to_error(&self) -> Result<(), VerbsError> {
         let attributes = ffi::ibv_qp_attr { qp_state: ffi::ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
         self.modify(attributes, mask::IBV_QP_STATE, "to error")
@@ -258,7 +270,8 @@ impl QueuePair {
         Ok(state(attributes.qp_state))
     }
 
-    /// Posts `count` receives, all with this `wr_id`. Each takes one immediate of the peer; the peer's bytes go where its write says.
+    /// Posts `count` receives, all with this `wr_id`. Each takes one immediate of the peer; the
+    /// peer's bytes go where its write says.
     ///
     /// # Errors
     /// How many were posted before the queue was full or the device refused.
@@ -281,24 +294,28 @@ impl QueuePair {
             request.next = unsafe { first.add(index + 1) };
         }
         let mut bad = std::ptr::null_mut();
-        // SAFETY: queue pair and chain live through the call, which copies the chain; no request has a span, so no memory is given away.
+        // SAFETY: queue pair and chain live through the call, which copies the chain; no request
+        // has a span, so no memory is given away.
         let rc = unsafe { (*(*self.raw()).context).ops.post_recv.map(|f| f(self.raw(), first, &raw mut bad)) };
         PostError::check(rc, || index_in(first, bad, count), "ibv_post_recv")
     }
 
-    /// Posts all `requests` with one call. They are carried out in order; `requests` stay as they are, so that they can be posted again or cleared.
+    /// Posts all `requests` with one call. They are carried out in order; `requests` stay as they
+    /// are, so that they can be posted again or cleared.
     ///
     /// # Errors
     /// How many were posted before the queue was full or the device refused; those will complete.
     ///
     /// # Safety
-    /// Until a request's completion, or that of a later signalled one of this queue pair, is polled, or the queue pair is dropped: nobody writes the local
-    /// spans of a write, nobody reads or writes the local spans of a read, and their registrations are kept. Memory windows named in the list are kept until
-    /// this returns.
+    /// Until a request's completion, or that of a later signalled one of this queue pair, is
+    /// polled, or the queue pair is dropped: nothing writes the local spans of a write, nothing
+    /// reads or writes the local spans of a read, and their registrations are kept. Memory windows
+    /// named in the list are kept until this returns.
     pub unsafe fn post(&self, requests: &mut WorkRequests) -> Result<(), PostError> {
         let Some((first, count)) = requests.link() else { return Ok(()) };
         let mut bad = std::ptr::null_mut();
-        // SAFETY: queue pair, requests and their span lists live through the call, which copies them; the memory is the caller's promise.
+        // SAFETY: queue pair, requests and their span lists live through the call, which copies
+        // them; the memory is the caller's promise.
         let rc = unsafe { (*(*self.raw()).context).ops.post_send.map(|f| f(self.raw(), first, &raw mut bad)) };
         PostError::check(rc, || index_in(first, bad, count), "ibv_post_send")
     }
@@ -324,7 +341,8 @@ impl fmt::Debug for QueuePair {
     }
 }
 
-/// How many elements lie before `bad`; where the driver did not say which was bad, none counts as posted.
+/// How many elements lie before `bad`; where the driver did not say which was bad, none counts as
+/// posted.
 fn index_in<T>(first: *const T, bad: *const T, count: usize) -> usize {
     let offset = (bad as usize).wrapping_sub(first as usize) / size_of::<T>();
     if offset < count { offset } else { 0 }

@@ -40,7 +40,8 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// Sorts devices so that those nearest to NUMA node `from` come first; equally near ones keep their order, and those of an unknown node come last.
+/// Sorts devices so that those nearest to NUMA node `from` come first; equally near ones keep their
+/// order, and those of an unknown node come last.
 pub fn by_numa_distance<T>(devices: &mut [T], from: u32, node: impl Fn(&T) -> Option<u32>) {
     let path = format!("/sys/devices/system/node/node{from}/distance");
     let distances = parse_distances(&fs::read_to_string(path).unwrap_or_default());
@@ -57,7 +58,8 @@ fn distance(distances: &[u32], from: u32, to: Option<u32>) -> u32 {
         None => u32::MAX,
         Some(to) => match distances.get(to as usize) {
             Some(&known) => known,
-            // What the kernel gives where firmware says nothing: 10 for a node to itself, 20 for others.
+            // What the kernel gives where firmware says nothing: 10 for a node to itself, 20 for
+            // others.
             None => [20, 10][usize::from(to == from)],
         },
     }

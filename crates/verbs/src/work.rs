@@ -72,7 +72,8 @@ impl std::error::Error for PostError {
     }
 }
 
-/// A bounded list of work requests, made once and used again and again: it does not allocate after it is made.
+/// A bounded list of work requests, made once and used again and again: it does not allocate after
+/// it is made.
 pub struct WorkRequests {
     requests: Vec<ffi::ibv_send_wr>,
     spans: Vec<ffi::ibv_sge>,
@@ -80,8 +81,9 @@ pub struct WorkRequests {
     max_sge: usize,
 }
 
-// SAFETY: the pointers in the requests are written by `link` just before each use, and lead into this value's own lists;
-// those to windows are used by `QueuePair::post`, whose caller keeps the windows.
+// SAFETY: the pointers in the requests are written by `link` just before each use, and lead into
+// this value's own lists; those to windows are used by `QueuePair::post`, whose caller keeps the
+// windows.
 unsafe impl Send for WorkRequests {}
 
 impl WorkRequests {
@@ -112,8 +114,9 @@ impl WorkRequests {
         self.spans.clear();
     }
 
-    /// Adds a write of the local spans, one after the other, to `remote`. With an immediate, the peer's queue gets a completion when all bytes of this
-    /// and of all earlier writes of the queue pair are visible; that takes one of its receives. `signalled`: its completion is reported.
+    /// Adds a write of the local spans, one after the other, to `remote`. With an immediate, the
+    /// peer's queue gets a completion when all bytes of this and of all earlier writes of the queue
+    /// pair are visible; that takes one of its receives. `signalled`: its completion is reported.
     pub fn write(
         &mut self,
         wr_id: u64,
@@ -142,8 +145,10 @@ impl WorkRequests {
         self.one_sided(opcode::IBV_WR_RDMA_READ, wr_id, local, remote, signalled).map(|_| ())
     }
 
-    /// Adds the binding of a free window to `len` bytes from `offset` of its registration, and returns the key that the peer of the queue pair may use
-    /// once this has completed. `access` says what the peer may do; no more than the registration allows. A binding that fails ends the connection.
+    /// Adds the binding of a free window to `len` bytes from `offset` of its registration, and
+    /// returns the key that the peer of the queue pair may use once this has completed. `access`
+    /// says what the peer may do; no more than the registration allows. A binding that fails ends
+    /// the connection.
     pub fn bind_window(
         &mut self,
         wr_id: u64,
@@ -170,7 +175,8 @@ impl WorkRequests {
         Ok(key)
     }
 
-    /// Adds the invalidation of a bound window's key: when it has completed, the window is free again, and a peer that uses the key loses its connection.
+    /// Adds the invalidation of a bound window's key: when it has completed, the window is free
+    /// again, and a peer that uses the key loses its connection.
     pub fn invalidate(&mut self, wr_id: u64, key: u32, signalled: bool) -> Result<(), VerbsError> {
         self.check_room(&[])?;
         let request = self.push(opcode::IBV_WR_LOCAL_INV, wr_id, signalled);

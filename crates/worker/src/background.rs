@@ -1,4 +1,5 @@
-//! What a node's loop does for others that looks at every block: proofs and snapshots. Each waits until the loop has had many times as long for requests.
+//! What a node's loop does for others that looks at every block: proofs and snapshots. Each waits
+//! until the loop has had many times as long for requests.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -39,7 +40,7 @@ impl Background {
         Self { checks: Vec::new(), snapshots: BTreeSet::new(), not_before: now }
     }
 
-    /// Somebody wants a proof.
+    /// A caller wants a proof.
     pub(crate) fn check(&mut self, answer: Answer) {
         if self.checks.len() < MAX_CHECKS {
             return self.checks.push(answer);

@@ -13,85 +13,92 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// Name of the node; by default the role and a random number.
+    /// Register under this name; if unset, under the role and a random number.
     pub name: Option<String>,
-    /// The conductors to register with, `http://host:port` by commas.
+    /// Register with these conductors, `http://host:port` with commas.
     pub conductor: String,
-    /// Address of the gRPC service.
+    /// Serve gRPC on this address.
     pub listen: String,
-    /// Address of the HTTP port: health, readiness and metrics.
+    /// Serve health, readiness and metrics over HTTP on this address.
     pub http: String,
-    /// Address where other nodes' KV arrives or leaves from.
+    /// Exchange KV with other nodes on this address.
     pub transfer_listen: String,
-    /// What KV may travel over: the best that both ends have (auto), or rdma, shm or tcp and nothing else.
+    /// Carry KV by auto (the best of both ends), or only rdma, shm or tcp.
     #[serde(with = "transport")]
     pub transport: TransportChoice,
-    /// Folder of the socket by which nodes of one host share memory, where they do not share a network namespace.
+    /// Put the shared-memory socket of one host's nodes into this folder. Set it if the nodes do
+    /// not share a network namespace.
     pub transfer_shm_folder: Option<PathBuf>,
-    /// RDMA devices that carry KV, as `mlx5_0,rxe*`; by default all that have an address.
+    /// Carry KV by these RDMA devices, as `mlx5_0,rxe*`. If unset, all that have an address are
+    /// used.
     pub transfer_rdma_devices: Option<String>,
-    /// Index into each RDMA device's GID table; by default RoCEv2 over IPv4 where there is one.
+    /// Use this index into each RDMA device's GID table. If unset, RoCEv2 over IPv4 is used if
+    /// there is one.
     pub transfer_rdma_gid_index: Option<u32>,
-    /// Sends checksums of KV along where tcp carries it.
+    /// Send checksums with KV that tcp carries.
     pub transfer_checksums: bool,
-    /// Host that others reach this node at, where it is not the one it listens on.
+    /// Advertise this host to other processes, if it differs from the listening one.
     pub advertise_host: Option<String>,
-    /// Model file or folder.
+    /// Load this model file or folder.
     pub model: Option<PathBuf>,
-    /// Name of the model for clients; by default that of the file.
+    /// Show clients this model name; if unset, that of the file.
     pub model_name: Option<String>,
-    /// `cpu` with a model file, or `mock` without.
+    /// Use `cpu` with a model file, or `mock` without one.
     pub engine: String,
-    /// Threads of the engine; 0 takes every core that this process may use.
+    /// Compute with this many threads; 0 takes every core that this process may use.
     pub threads: usize,
-    /// Tokens of a KV block.
+    /// Use this many tokens per KV block.
     pub block_tokens: u32,
-    /// Prefill: most tokens of one chunk.
+    /// Prefill: compute at most this many tokens per chunk.
     pub chunk_tokens: u32,
-    /// Decode: most tokens of prompts in one step beside the batch.
+    /// Decode: add at most this many prompt tokens to a step (mixed batch).
     pub decode_chunk_tokens: u32,
-    /// Decode: blocks of an answer that room is kept for from the start. Where answers grow beyond that and blocks run out, the youngest sequences wait.
+    /// Decode: reserve this many blocks for a sequence's output from the start. If outputs outgrow
+    /// them and blocks run out, the youngest sequences wait.
     pub growth_blocks: u32,
-    /// Blocks of the KV arena; 0 takes what `cache_bytes` holds.
+    /// Give the KV arena this many blocks; 0 takes what `cache_bytes` has room for.
     pub cache_blocks: u32,
-    /// Bytes of the KV arena, where `cache_blocks` is 0.
+    /// Give the KV arena this many bytes, if `cache_blocks` is 0.
     pub cache_bytes: u64,
-    /// Folder on a local SSD where blocks are kept that the arena has no room for; none without.
+    /// Cache blocks that the arena has no room for in this local SSD folder. If unset, there is no
+    /// SSD tier.
     pub ssd_folder: Option<PathBuf>,
-    /// Most bytes of it.
+    /// Use at most this many bytes of `ssd_folder`.
     pub ssd_bytes: u64,
-    /// Which cached blocks go first where room is needed.
+    /// Evict cached blocks by this policy.
     #[serde(with = "eviction")]
     pub eviction: EvictionKind,
-    /// Element type of stored K and V.
+    /// Store K and V as this element type.
     pub kv_dtype: KvDtype,
-    /// What products with quantized weights are computed in.
+    /// Compute products with quantized weights in this type.
     #[serde(with = "compute_dtype")]
     pub compute_dtype: ComputeDtype,
-    /// Most requests that wait.
+    /// Queue at most this many requests.
     pub max_waiting: u32,
-    /// Most sequences of one step.
+    /// Compute at most this many sequences in one step.
     pub max_running: u32,
-    /// How long room is kept for a sequence that does not come, seconds.
+    /// Void a grant if its sequence does not arrive in this time, in seconds.
     pub grant_ttl_s: f64,
-    /// Mock engine: microseconds of a step.
+    /// Mock engine: take this many microseconds per step.
     pub mock_base_us: u64,
-    /// Mock engine: microseconds of each row of a step.
+    /// Mock engine: add this many microseconds per row of a step.
     pub mock_row_us: u64,
-    /// Mock engine: the model that it stands for (llama3-70b-a800, llama2-70b-a800, fitted:FILE). Its times are the profile's, and so are `chunk_tokens`, `max_running`, `cache_blocks`
-    /// where that is 0, and the bandwidth of transfers.
+    /// Mock engine: stand for this model: llama3-70b-a800, llama2-70b-a800 or fitted:FILE. Its
+    /// profile gives times, transfer bandwidth, `chunk_tokens` and `max_running`, and
+    /// `cache_blocks` if that is 0.
     pub mock_profile: Option<String>,
-    /// Mock engine: bytes of KV of a token, a multiple of 64.
+    /// Mock engine: use this many bytes of KV per token, a multiple of 64.
     pub mock_kv_bytes: u32,
-    /// Mock engine: a step that computes this token never ends.
+    /// Mock engine: never end a step that computes this token.
     pub mock_stuck_token: Option<u32>,
-    /// The engine is taken to be dead, and the node ends, if it makes no progress in a step for this long, seconds.
+    /// End the node if a step makes no progress for this long, in seconds. The engine counts as
+    /// dead then.
     pub step_timeout_s: f64,
-    /// How long a drain may take, seconds.
+    /// Limit a drain to this long, in seconds.
     pub grace_s: f64,
-    /// Filter of log lines.
+    /// Filter log lines by this.
     pub log: String,
-    /// text or json.
+    /// Write log lines as text or json.
     pub log_format: LogFormat,
 }
 
@@ -155,7 +162,7 @@ mod eviction {
     }
 }
 
-/// An arithmetic as text.
+/// A compute dtype as text.
 mod compute_dtype {
     use baton_engine::ComputeDtype;
     use serde::{Deserialize, Deserializer, Serializer, de};
@@ -187,106 +194,113 @@ mod transport {
 /// What can be given on the command line; everything else through `--config` or the environment.
 #[derive(Debug, Default, clap::Args, Serialize)]
 pub struct Flags {
-    /// Name of the node [default: the role and a random number]
+    /// Register under this name [default: the role and a random number]
     #[arg(long)]
     pub name: Option<String>,
-    /// The conductors to register with, by commas; each address that a name has is one [default: http://127.0.0.1:7070]
+    /// Register with these conductors, with commas; every address of a name is one
+    /// [default: http://127.0.0.1:7070]
     #[arg(long, value_name = "URLS")]
     pub conductor: Option<String>,
-    /// Address of the gRPC service [default: 127.0.0.1:0]
+    /// Serve gRPC on this address [default: 127.0.0.1:0]
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<String>,
-    /// Address of the HTTP port: /health, /ready and /metrics [default: 127.0.0.1:0]
+    /// Serve /health, /ready and /metrics over HTTP on this address [default: 127.0.0.1:0]
     #[arg(long, value_name = "ADDR")]
     pub http: Option<String>,
-    /// Address of the transfer engine [default: 127.0.0.1:0]
+    /// Exchange KV with other nodes (transfer engine) on this address [default: 127.0.0.1:0]
     #[arg(long, value_name = "ADDR")]
     pub transfer_listen: Option<String>,
-    /// What KV may travel over: auto (the best that both ends have), or rdma, shm or tcp and nothing else [default: auto]
+    /// Carry KV by auto (the best of both ends), or only rdma, shm or tcp [default: auto]
     #[arg(long, value_name = "TRANSPORT")]
     pub transport: Option<String>,
-    /// Folder of the socket by which nodes of one host share memory, where they do not share a network namespace
+    /// Put the shared-memory socket of one host's nodes into this folder. Set it if the nodes do
+    /// not share a network namespace
     #[arg(long, value_name = "DIR")]
     pub transfer_shm_folder: Option<PathBuf>,
-    /// Host that others reach this node at, where it is not the one it listens on
+    /// Advertise this host to other processes, if it differs from the listening one
     #[arg(long, value_name = "HOST")]
     pub advertise_host: Option<String>,
-    /// Model file (GGUF) or folder (safetensors)
+    /// Load this model: GGUF file or safetensors folder
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
-    /// Name of the model for clients [default: that of the file]
+    /// Show clients this model name [default: that of the file]
     #[arg(long, value_name = "NAME")]
     pub model_name: Option<String>,
-    /// cpu with a model file, or mock without [default: cpu]
+    /// Use cpu with a model file, or mock without one [default: cpu]
     #[arg(long)]
     pub engine: Option<String>,
-    /// Threads of the engine [default: every core that this process may use]
+    /// Compute with N threads [default: every core that this process may use]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Tokens of a KV block [default: 16]
+    /// Use N tokens per KV block [default: 16]
     #[arg(long, value_name = "N")]
     pub block_tokens: Option<u32>,
-    /// Prefill: most tokens of one chunk [default: 512]
+    /// Prefill: compute at most N tokens per chunk [default: 512]
     #[arg(long, value_name = "N")]
     pub chunk_tokens: Option<u32>,
-    /// Decode: most tokens of prompts in one step beside the batch [default: 64]
+    /// Decode: add at most N prompt tokens to a step (mixed batch) [default: 64]
     #[arg(long, value_name = "N")]
     pub decode_chunk_tokens: Option<u32>,
-    /// Decode: blocks of an answer that room is kept for from the start [default: 4]
+    /// Decode: reserve N blocks for a sequence's output from the start [default: 4]
     #[arg(long, value_name = "N")]
     pub growth_blocks: Option<u32>,
-    /// Blocks of the KV arena [default: what cache_bytes, 1 GiB, holds]
+    /// Give the KV arena N blocks [default: what cache_bytes, 1 GiB, holds]
     #[arg(long, value_name = "N")]
     pub cache_blocks: Option<u32>,
-    /// Bytes of the KV arena, where --cache-blocks is not given
+    /// Give the KV arena this many bytes, if --cache-blocks is not given
     #[arg(long, value_name = "BYTES")]
     pub cache_bytes: Option<u64>,
-    /// Folder on a local SSD where blocks are kept that the arena has no room for
+    /// Cache blocks that the arena has no room for in this local SSD folder
     #[arg(long, value_name = "DIR")]
     pub ssd_folder: Option<PathBuf>,
-    /// Most bytes of it [default: 10 GiB]
+    /// Use at most this many bytes of --ssd-folder [default: 10 GiB]
     #[arg(long, value_name = "BYTES")]
     pub ssd_bytes: Option<u64>,
-    /// Which cached blocks go first: lru, lfu, length-aware or lhd [default: lhd]
+    /// Evict cached blocks by this policy: lru, lfu, length-aware or lhd [default: lhd]
     #[arg(long, value_name = "POLICY")]
     pub eviction: Option<String>,
-    /// Element type of stored K and V: f16, bf16, f32, or int8 with a scale per row of a head; alike on all nodes [default: f16]
+    /// Store K and V as f16, bf16, f32 or int8, alike on all nodes. int8 has a scale per row of a
+    /// head [default: f16]
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<String>,
-    /// What products with quantized weights are computed in: stored (the weights as they are, 8-bit activations), bf16 (twice as fast for prompts where the CPU has AMX, slow for tokens: for prefill nodes) or f32 (slow and large, the reference). Nodes of one arithmetic share cached prefixes [default: stored]
+    /// Compute products with quantized weights in auto, bf16 or f32. auto keeps the weights as they
+    /// are, with 8-bit activations. bf16 is twice as fast for prompts if the CPU has AMX. It is
+    /// slow for tokens: use it on prefill nodes. f32 is the reference, slow and large. Nodes share
+    /// cached prefixes within one type [default: auto]
     #[arg(long, value_name = "TYPE")]
     pub compute_dtype: Option<String>,
-    /// Most requests that wait [default: 256]
+    /// Queue at most N requests [default: 256]
     #[arg(long, value_name = "N")]
     pub max_waiting: Option<u32>,
-    /// Most sequences of one step [default: 64]
+    /// Compute at most N sequences in one step [default: 64]
     #[arg(long, value_name = "N")]
     pub max_running: Option<u32>,
-    /// Mock engine: microseconds of a step [default: 500]
+    /// Mock engine: take N microseconds per step [default: 500]
     #[arg(long, value_name = "N")]
     pub mock_base_us: Option<u64>,
-    /// Mock engine: microseconds of each row of a step [default: 20]
+    /// Mock engine: add N microseconds per row of a step [default: 20]
     #[arg(long, value_name = "N")]
     pub mock_row_us: Option<u64>,
-    /// Mock engine: takes times, sizes and bandwidth of a model: llama3-70b-a800, llama2-70b-a800 or fitted:FILE [default: none]
+    /// Mock engine: use times, sizes and bandwidth of llama3-70b-a800, llama2-70b-a800 or
+    /// fitted:FILE [default: none]
     #[arg(long, value_name = "PROFILE")]
     pub mock_profile: Option<String>,
-    /// Mock engine: bytes of KV of a token, a multiple of 64 [default: 64]
+    /// Mock engine: use N bytes of KV per token, a multiple of 64 [default: 64]
     #[arg(long, value_name = "N")]
     pub mock_kv_bytes: Option<u32>,
-    /// Mock engine: a step that computes this token never ends [default: none]
+    /// Mock engine: never end a step that computes this token [default: none]
     #[arg(long, value_name = "ID")]
     pub mock_stuck_token: Option<u32>,
-    /// The node ends if its engine makes no progress in a step for this long, seconds [default: 30]
+    /// End the node if a step makes no progress for this long, in seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub step_timeout_s: Option<f64>,
-    /// How long a drain may take, seconds [default: 30]
+    /// Limit a drain to this long, in seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub grace_s: Option<f64>,
-    /// Filter of log lines, as in debug or baton_worker=debug,info [default: info]
+    /// Filter log lines, as in debug or baton_worker=debug,info [default: info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
-    /// text or json [default: text]
+    /// Write log lines as text or json [default: text]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
 }
@@ -295,13 +309,13 @@ pub struct Flags {
 #[derive(Debug, clap::Parser)]
 #[command(
     version,
-    about = "A node of a Baton cluster: computes prompts (baton-prefill) or streams tokens (baton-decode)"
+    about = "Run a node of a Baton cluster: baton-prefill computes prompts, baton-decode generates tokens"
 )]
 pub struct Cli {
-    /// Settings file (TOML); the environment (BATON_...) and flags go before it
+    /// Read settings from this TOML file; the environment (BATON_...) and flags override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Print the settings and where each came from, and exit
+    /// Print each setting and its source, and exit
     #[arg(long)]
     pub print_config: bool,
     /// Settings.

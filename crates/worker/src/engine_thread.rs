@@ -28,7 +28,8 @@ pub enum EngineEvent {
         /// The layer.
         layer: u32,
     },
-    /// A prefix has not come in time, and the engine goes on without: what the step gives for the sequence from here on means nothing.
+    /// A prefix has not come in time, and the engine goes on without: what the step gives for the
+    /// sequence from here on means nothing.
     PrefixLate {
         /// The step.
         step: StepId,
@@ -66,9 +67,10 @@ pub struct EngineThread {
 }
 
 impl EngineThread {
-    /// Starts the thread. `watch_layers`: whether layers are reported (prefill pushes them, decode does not care). Events go to `events`, whose reader must
-    /// never wait for the engine; they end when the thread does, by a panic or with the handle. `grammars` compiles
-    /// those of structured output.
+    /// Starts the thread. `watch_layers`: whether layers are reported (prefill pushes them, decode
+    /// does not care). Events go to `events`, whose reader must never wait for the engine; they end
+    /// when the thread does, by a panic or with the handle. `grammars` compiles those of structured
+    /// output.
     pub fn start(
         engine: Box<dyn Engine>,
         grammars: GrammarCompiler,
@@ -89,7 +91,8 @@ impl EngineThread {
         Arc::clone(&self.progress)
     }
 
-    /// Hands a step over, with a gate for each prefix that is still coming in. `false`: the thread is gone, which is the end of the node.
+    /// Submits a step, with a gate for each prefix that is still coming in. `false`: the thread is
+    /// gone, which is the end of the node.
     pub fn submit(&self, plan: StepPlan, gates: Vec<AwaitedPrefix>) -> bool {
         self.steps.try_send(Task { plan, gates }).is_ok()
     }
@@ -105,8 +108,8 @@ struct Told {
 fn run(mut engine: Box<dyn Engine>, mut masks: Masks, queue: &std_mpsc::Receiver<Task>, told: &Told) {
     while let Ok(task) = queue.recv() {
         told.progress.begin(&task.plan);
-        // Times of steps are the machine's: they say what compute takes, and are compared with the transfer engine's,
-        // which keeps the machine's clock.
+        // Times of steps are the machine's: they say what compute takes, and are compared with the
+        // transfer engine's, which keeps the machine's clock.
         let (began, step_id) = (baton_runtime::now(), task.plan.id);
         let mut times = StepTimes { layers_ended: began, waited: Duration::ZERO, slice: Duration::ZERO };
         let sequences = task.plan.sequences.iter().chain(task.plan.slice.as_ref().map(|slice| &slice.sequence));
@@ -253,7 +256,7 @@ impl StepObserver for Observer<'_> {
             self.arena.zero_tail(layer, block, from_token);
         }
         if self.watch_layers {
-            // The loop is gone only when the process ends; then nobody needs the layer.
+            // The loop is gone only when the process ends; then the layer is not needed.
             let _ = self.told.events.blocking_send(EngineEvent::KvReady { step: self.step, layer });
         }
     }
@@ -268,7 +271,8 @@ impl StepObserver for Observer<'_> {
                 self.gates.push((key, gate));
                 continue;
             }
-            // The loop hears it before it hears of anything that is computed from here on; it is gone only when the process ends.
+            // The loop hears it before it hears of anything that is computed from here on; it is
+            // gone only when the process ends.
             let _ = self.told.events.blocking_send(EngineEvent::PrefixLate { step: self.step, key });
             self.late.push(key);
         }
@@ -281,7 +285,7 @@ impl StepObserver for Observer<'_> {
 
     fn logits(&mut self, sequence: usize, position: u32, logits: &[f32]) {
         self.told.progress.mark();
-        // What is no KV may lead to what is no number; nobody wants it.
+        // What is no KV may lead to what is no number; it is not wanted.
         let is_late = self.late.contains(&self.sequences[sequence].key);
         if self.outputs[sequence].failed.is_none() && !is_late {
             self.outputs[sequence].failed = self.row(sequence, position as usize, logits).err();

@@ -1,4 +1,5 @@
-//! Whether the engine gets on with its step. A driver that hangs and a kernel that never returns look the same: nothing more is heard.
+//! Whether the engine gets on with its step. A driver that hangs and a kernel that never returns
+//! look the same: nothing more is heard.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +8,8 @@ use std::time::Duration;
 use baton_scheduler::StepPlan;
 use baton_types::RequestKey;
 
-/// An engine is stalled after so many times the longest that it ever took from one mark to the next, within these bounds.
+/// An engine is stalled after so many times the longest that it ever took from one mark to the
+/// next, within these bounds.
 const STALLED_FACTOR: u32 = 8;
 const STALLED_AFTER: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
 
@@ -53,7 +55,8 @@ pub(crate) enum Pulse {
     Dead,
 }
 
-/// Looks at the progress now and then. Time is counted in looks: if the process was stopped for a while, the engine was, too.
+/// Looks at the progress now and then. Time is counted in looks: if the process was stopped for a
+/// while, the engine was, too.
 pub(crate) struct EngineWatch {
     progress: Arc<EngineProgress>,
     /// Marks at the last look.
@@ -67,7 +70,8 @@ pub(crate) struct EngineWatch {
 }
 
 impl EngineWatch {
-    /// A watch that looks every `interval`. `usual` is how long the engine takes from mark to mark, as far as it is known; after `timeout` without one it is dead.
+    /// A watch that looks every `interval`. `usual` is how long the engine takes from mark to mark,
+    /// as far as it is known; after `timeout` without one it is dead.
     pub(crate) fn new(progress: Arc<EngineProgress>, interval: Duration, usual: Duration, timeout: Duration) -> Self {
         let looks = |time: Duration| time.div_duration_f64(interval).ceil() as u32;
         Self {

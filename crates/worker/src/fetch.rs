@@ -1,4 +1,5 @@
-//! Brings a prefix from another node: a lease of its blocks, and one read per layer, a few at a time.
+//! Fetches a prefix from another node: a lease of its blocks, and one read per layer, a few at a
+//! time.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, resume_unwind};
@@ -26,7 +27,8 @@ use crate::ssd::Fetching;
 const FETCH_DEADLINE: Duration = Duration::from_secs(30);
 /// Reads under way at once: the next layers come while one is told.
 const READS_AHEAD: usize = 4;
-/// How often a lease that is not needed any more is given back; one that is forgotten expires by itself.
+/// How often a lease that is not needed any more is given back; one that is forgotten expires by
+/// itself.
 const RELEASE_ATTEMPTS: u32 = 2;
 
 /// What a fetch tells the node's loop, in this order.
@@ -36,7 +38,8 @@ pub enum FetchEvent {
     Begun(RequestKey, usize),
     /// One layer is here.
     Layer(RequestKey, u32),
-    /// Everything is here, or the rest will not come. Always told, and last: nothing is written any more.
+    /// Everything is here, or the rest will not come. Always told, and last: nothing is written any
+    /// more.
     Done(RequestKey, Result<FetchedBytes, Refused>),
 }
 
@@ -48,7 +51,8 @@ type LeaseCall = BoxFuture<'static, Result<v1::LeaseReply, Refused>>;
 /// What is still open when a fetch ends, however it does.
 #[derive(Default)]
 struct Open {
-    /// A question that nobody waits for any more; the holder may give a lease all the same.
+    /// A question whose answer is not waited for any more; the holder may give a lease all the
+    /// same.
     asked: Option<LeaseCall>,
     lease: Option<GrantId>,
     /// They may still write into the destinations.
@@ -91,7 +95,7 @@ struct Leased {
     arena: RemoteArena,
 }
 
-/// Starts bringing a prefix into `destinations`; the answers go to the node's loop.
+/// Starts fetching a prefix into `destinations`; the answers go to the node's loop.
 pub fn start_fetch<E: From<FetchEvent> + Send + 'static>(
     parts: &mut NodeParts<E>,
     peers: &Peers,
@@ -136,7 +140,7 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
         // Whatever happens, the core hears the end, and the holder gets its lease back.
         let (result, panic) = match AssertUnwindSafe(self.bring(&keeper, &cancel, &mut open)).catch_unwind().await {
             Ok(result) => (result, None),
-            Err(panic) => (Err(failed(ErrorKind::Internal, "bringing the prefix panicked".into())), Some(panic)),
+            Err(panic) => (Err(failed(ErrorKind::Internal, "fetching the prefix panicked".into())), Some(panic)),
         };
         open.end_reads().await;
         // The core first: what the engine computes after a failure must not count.
@@ -203,13 +207,14 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
             RemoteArena::new(&self.source.node, &self.layout, &reply.segment, reply.num_blocks, reply.blocks)?;
         let (leased, asked) = (blocks.len(), self.destinations.len());
         if leased == 0 || leased > asked {
-            let message = format!("{}: leased {leased} blocks where {asked} were asked for", self.source.node);
+            let message = format!("{}: leased {leased} blocks, but {asked} were asked for", self.source.node);
             return Err(failed(ErrorKind::Internal, message));
         }
         Ok(Leased { lease: GrantId(reply.lease), blocks, arena })
     }
 
-    /// One read per layer, told in order. Those that are left in `reads` may still write into the destinations.
+    /// One read per layer, told in order. Those that are left in `reads` may still write into the
+    /// destinations.
     async fn read(
         &self,
         leased: &Leased,
@@ -291,7 +296,7 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
     }
 }
 
-/// The read's own end, brought forward where it is cancelled or takes too long.
+/// Ends with the read, or before if it is cancelled or takes too long.
 async fn cancellable(
     read: &mut Read,
     stop: &PacedCancel,

@@ -24,7 +24,7 @@ pub enum Input<E> {
     KvSnapshot(ConductorId),
     /// Free what is cached and not in use.
     ClearCache,
-    /// Bring a prefix that many prompts begin with.
+    /// Fetch a prefix that many prompts begin with.
     ReplicatePrefix(PrefixReplication),
     /// Ask this decode node for room, in place of one that refused.
     Reselect(Reselect),
@@ -59,7 +59,7 @@ pub enum Input<E> {
 /// Whether each block is accounted for.
 #[derive(Debug, Clone)]
 pub struct IntegrityReport {
-    /// What is wrong; `None` where nothing is.
+    /// What is wrong; `None` if nothing is.
     pub problem: Option<String>,
     /// The load at that moment.
     pub load: Load,

@@ -1,8 +1,10 @@
-//! Where the engine waits for a prefix that is still coming in, layer by layer. It waits on a thread of its own, so by
-//! the machine's clock.
+//! Where the engine waits for a prefix that is still coming in, layer by layer. It waits on a
+//! thread of its own, so by the machine's clock.
 //!
-//! A step begins when the layers keep ahead of it by what is known then, so it should hardly ever wait. Where it has to, everybody in the step waits, so its patience is short:
-//! some layers' time, and [`MAX_PREFIX_WAIT_PER_STEP`] for all prefixes of a step together. Whose prefix has not come by then is computed again later.
+//! A step begins when the layers keep ahead of it by what is known then, so it should hardly ever
+//! wait. If it has to, all sequences in the step wait, so its patience is short. It is some layers'
+//! time, and [`MAX_PREFIX_WAIT_PER_STEP`] for all prefixes of a step together. A sequence whose
+//! prefix has not come by then is computed again later.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,9 +18,10 @@ use baton_scheduler::prefix_patience;
 enum State {
     /// The first so many layers are here, the last of them since then.
     Coming(u32, Instant),
-    /// Nothing waits any more: all is here, or it failed and the node's core knows, which throws away what the step gives.
+    /// Nothing waits any more: all is here, or it failed and the node's core knows, which throws
+    /// away what the step gives.
     Over,
-    /// Whoever brought it is gone and nobody was told.
+    /// The fetch or SSD read is gone and did not tell the core.
     Lost,
 }
 
@@ -45,8 +48,8 @@ impl Gate {
 #[derive(Debug, Clone)]
 pub struct LayerGate(Arc<Gate>);
 
-/// The side of whoever brings the layers. If it is dropped before [`Self::end`], the steps that wait go on without:
-/// their bytes would mean nothing.
+/// The side of the fetch or SSD read that delivers the layers. If it is dropped before
+/// [`Self::end`], the steps that wait go on without: their bytes would mean nothing.
 #[derive(Debug)]
 pub struct LayerGateKeeper {
     gate: Arc<Gate>,
@@ -62,7 +65,8 @@ pub fn layer_gate() -> (LayerGateKeeper, LayerGate) {
 }
 
 impl LayerGate {
-    /// Waits for a layer, for `at_most` and no longer than its pace so far allows. `false`: it has not come, and the caller has to tell the node's core before it goes on.
+    /// Waits for a layer, for `at_most` and no longer than its pace so far allows. `false`: it has
+    /// not come, and the caller has to tell the node's core before it goes on.
     pub(crate) fn wait(&self, layer: u32, at_most: Duration) -> bool {
         let closed = |state: &mut State| matches!(state, State::Coming(here, _) if *here <= layer);
         let mut state = self.0.lock();
@@ -76,7 +80,7 @@ impl LayerGate {
 
     /// The core knows how it ended.
     ///
-    /// Not before: what the engine says goes before everything else in a node's loop, so the end of a step would pass
+    /// Not before: a node's loop takes what the engine says first. So the end of a step would pass
     /// that of its prefix.
     pub fn finish(&self) {
         self.0.set(State::Over);
@@ -97,7 +101,8 @@ impl LayerGateKeeper {
         self.gate.set(State::Coming(layers, baton_runtime::now()));
     }
 
-    /// The core is told how it ended, and lets the engine go on when it knows: [`LayerGate::finish`].
+    /// The core is told how it ended, and lets the engine go on when it knows:
+    /// [`LayerGate::finish`].
     pub fn end(mut self) {
         self.is_told = true;
     }
@@ -122,7 +127,8 @@ mod tests {
 
     #[test]
     fn the_engine_waits_for_each_layer() {
-        // One that takes its time, so that patience does not end the test: 10 s a layer, as far as can be told.
+        // One that takes its time, so that patience does not end the test: 10 s a layer, as far as
+        // can be told.
         let now = Instant::now();
         let (made, state) = (now - Duration::from_secs(10), Mutex::new(State::Coming(0, now)));
         let gate = LayerGate(Arc::new(Gate { made, state, changed: Condvar::new() }));

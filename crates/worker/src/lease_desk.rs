@@ -1,4 +1,5 @@
-//! Leases in the shell of a node: what the core decided, told to the transfer engine and to the reader.
+//! Leases in the shell of a node: what the core decided, told to the transfer engine and to the
+//! reader.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -15,7 +16,8 @@ use crate::node::NodeParts;
 /// The answer to a lease request, once the transfer engine has the lease too.
 pub type LeaseAnswer = Result<v1::LeaseReply, Refused>;
 
-/// A lease in the transfer engine outlives the core's own time limit: the core decides, and this is the net below it.
+/// A lease in the transfer engine outlives the core's own time limit: the core decides, and this is
+/// the net below it.
 const LEASE_LIFETIME: Duration = Duration::from_secs(600);
 
 /// Readers that wait for a lease.
@@ -26,13 +28,15 @@ pub struct LeaseDesk {
 }
 
 impl LeaseDesk {
-    /// Somebody asks; the core's effect answers. A second question for the same request drops the first one's sender: its caller hears that.
+    /// A node asks; the core's effect answers. A second question for the same request drops the
+    /// first one's sender: its caller hears that.
     pub fn ask(&mut self, key: RequestKey, answer: oneshot::Sender<LeaseAnswer>) {
         self.answers.insert(key, answer);
     }
 
-    /// Carries out what the core decided. A lease that is given back could not be opened, or nobody wants it any more: the core has to be told.
-    #[must_use = "a lease that nobody has stays with the core"]
+    /// Carries out what the core decided. A lease that is returned could not be opened, or its
+    /// reader has gone: the core has to be told.
+    #[must_use = "a lease without a reader stays with the core"]
     pub fn carry_out<E>(&mut self, parts: &NodeParts<E>, effect: LeaseEffect) -> Option<GrantId> {
         #[cfg(any(test, feature = "testing"))]
         crate::testing::note(parts.info.role.as_str(), effect.name());
@@ -52,7 +56,7 @@ impl LeaseDesk {
                     kind: ErrorKind::Internal,
                     message: format!("opening the lease: {error}"),
                 });
-                // Where the reader has given up, or died, nobody will use the lease.
+                // If the reader has given up, or died, the lease will not be used.
                 let is_heard = self.answer(key, answer);
                 (!is_open || !is_heard).then_some(reply.lease)
             }
@@ -61,7 +65,8 @@ impl LeaseDesk {
                 None
             }
             LeaseEffect::End { lease } => {
-                // It takes effect with the call: a reader does not believe what it reads from here on. The rest is the transfer engine's own tidying up.
+                // It takes effect with the call: a reader does not believe what it reads from here
+                // on. The rest is the transfer engine's own tidying up.
                 let ended = parts.transfer.revoke(lease);
                 parts.tasks.spawn_request("lease end", ended);
                 None
@@ -69,7 +74,7 @@ impl LeaseDesk {
         }
     }
 
-    /// Whether somebody hears it.
+    /// Whether the caller hears it.
     fn answer(&mut self, key: RequestKey, answer: LeaseAnswer) -> bool {
         self.metrics.on_answer(answer.is_ok());
         self.answers.remove(&key).is_some_and(|waiting| waiting.send(answer).is_ok())

@@ -1,8 +1,11 @@
-//! What both node kinds share: sessions with conductors, registration, the engine's thread, the loop, and the way up and down.
+//! What both node kinds share: sessions with conductors, registration, the engine's thread, the
+//! loop, and the way up and down.
 //!
-//! `prefill-node` and `decode-node` give a [`Role`] to [`run`]. Everything that happens reaches the role as an [`Input`], on one task.
+//! `prefill-node` and `decode-node` give a [`Role`] to [`run`]. Everything that happens reaches the
+//! role as an [`Input`], on one task.
 //!
-//! **Invariants**: the loop never waits for anything but its inputs; a conductor's session is the lifeline of its requests.
+//! **Invariants**: the loop never waits for anything but its inputs; a conductor's session is the
+//! lifeline of its requests.
 
 // Tests read the clock and wait.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]

@@ -1,4 +1,5 @@
-//! Masks of structured output, made on a thread of their own while the engine computes what they are for.
+//! Masks of structured output, made on a thread of their own while the engine computes what they
+//! are for.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +11,8 @@ use baton_types::{ErrorKind, Refused, RequestKey, TokenId};
 
 /// Steps that may wait for the thread: the engine has one in hand.
 const QUEUED_STEPS: usize = 2;
-/// An output that no step was for in so many is forgotten: should it go on, its way through the grammar is made again.
+/// An output that no step was for in so many is forgotten: should it go on, its way through the
+/// grammar is made again.
 const KEPT_STEPS: u64 = 64;
 
 /// What a step wants of the thread.
@@ -50,7 +52,7 @@ impl Masks {
         (self.step, self.ready) = (step, HashMap::new());
         let wanted: Vec<_> = sequences.filter_map(wanted).collect();
         if !wanted.is_empty() {
-            // A thread that is gone gives no masks, and whoever waits for one is told.
+            // A thread that is gone gives no masks, and a step that waits for one is told.
             let _ = self.wanted.send((step, wanted));
         }
     }
@@ -105,7 +107,8 @@ fn run(compiler: &GrammarCompiler, queue: &mpsc::Receiver<StepMasks>, made: &mps
     }
 }
 
-/// Brings an output's matcher up to its last token. The step's tokens are let go before its mask is known: the core appends to them in place.
+/// Advances an output's matcher to its last token. The step's tokens are released before its mask
+/// is known: the core appends to them in place.
 fn mask(
     compiler: &GrammarCompiler,
     held: &mut HashMap<RequestKey, Held>,
@@ -122,7 +125,7 @@ fn mask(
         mask = advance(&mut matcher, output, draws);
     }
     held.insert(key, Held { matcher, used: step });
-    // Of a prompt that goes on, nobody asks for it.
+    // Of a prompt that goes on, no mask is asked for.
     mask.and_then(|mask| mask.ok_or_else(|| GrammarError::Stuck(String::new())))
 }
 
@@ -177,7 +180,7 @@ mod tests {
             masks.begin(StepId(step as u64), [&of, &sequence(8, "x", None)].into_iter());
             let mask = masks.take(of.key).unwrap();
             assert_eq!(allowed(&mask), next, "{output}");
-            assert_eq!(Arc::strong_count(&of.tokens), 1, "let go before the mask is known");
+            assert_eq!(Arc::strong_count(&of.tokens), 1, "released before the mask is known");
         }
         // Seen for the first time in the middle.
         let of = sequence(9, "oth", Some(&grammar));
@@ -219,7 +222,7 @@ mod tests {
         assert!(masks.take(bad.key).is_err());
         assert_eq!(masks.take(strays.key).unwrap_err().kind, ErrorKind::Invalid);
         assert_eq!(allowed(&masks.take(good.key).unwrap()), "a");
-        // What nobody took is not taken for another step's.
+        // A mask that was not taken is not mistaken for another step's.
         masks.begin(StepId(2), [&good].into_iter());
         masks.begin(StepId(3), [&good].into_iter());
         assert_eq!(allowed(&masks.take(good.key).unwrap()), "a");

@@ -23,48 +23,53 @@ const SSD_BYTES: &str = "baton_node_ssd_bytes";
 /// What every node registers.
 pub const METRICS: &[MetricDoc] = &[
     MetricDoc { name: STEPS, kind: MetricKind::Counter, labels: &[], help: "Steps of the engine." },
-    MetricDoc { name: STEP_SECONDS, kind: MetricKind::Histogram(GAP_BUCKETS), labels: &[], help: "Time of a step." },
+    MetricDoc {
+        name: STEP_SECONDS,
+        kind: MetricKind::Histogram(GAP_BUCKETS),
+        labels: &[],
+        help: "Seconds of an engine step.",
+    },
     MetricDoc {
         name: STEP_ROWS,
         kind: MetricKind::Counter,
         labels: &[],
-        help: "Rows computed: prompt tokens, or sequences.",
+        help: "Rows computed in steps: prompt tokens, or sequences.",
     },
     MetricDoc {
         name: RUNNING,
         kind: MetricKind::Gauge,
         labels: &[],
-        help: "Requests that are computed, or sequences in the running batch.",
+        help: "Requests being computed, or sequences in the running batch.",
     },
     MetricDoc {
         name: WAITING,
         kind: MetricKind::Gauge,
         labels: &[],
-        help: "Requests in the queue, or that wait for bytes or for room.",
+        help: "Requests in the queue, or waiting for bytes or room.",
     },
     MetricDoc {
         name: KV_USAGE,
         kind: MetricKind::Gauge,
         labels: &[],
-        help: "Part of the KV cache's blocks that requests hold, 0 to 1. What is only kept for later prompts is not counted.",
+        help: "Share of KV cache blocks in use by requests, 0 to 1. Blocks cached only for later prompts are not counted.",
     },
     MetricDoc {
         name: PREFIX_QUERIES,
         kind: MetricKind::Counter,
         labels: &[],
-        help: "Prompt tokens that were looked up in the prefix cache.",
+        help: "Prompt tokens looked up in the prefix cache.",
     },
     MetricDoc {
         name: PREFIX_HITS,
         kind: MetricKind::Counter,
         labels: &[],
-        help: "Of those, tokens that it had, or that came from the SSD tier or another node.",
+        help: "Looked-up prompt tokens found in the prefix cache, in the SSD tier or at another node.",
     },
     MetricDoc {
         name: CACHE_CONFIG,
         kind: MetricKind::Gauge,
         labels: &["block_size", "num_blocks"],
-        help: "Always 1; its labels are the tokens of a block of KV and the number of blocks.",
+        help: "Always 1; the labels are the tokens of a KV block and the number of blocks.",
     },
     MetricDoc {
         name: ENGINE_STALLS,
@@ -76,15 +81,15 @@ pub const METRICS: &[MetricDoc] = &[
         name: LEASES,
         kind: MetricKind::Counter,
         labels: &["outcome"],
-        help: "Answers to nodes that wanted to read a prefix here: granted, refused.",
+        help: "Leases that other nodes asked for to read a prefix: granted, refused.",
     },
     MetricDoc {
         name: SSD_BLOCKS,
         kind: MetricKind::Counter,
         labels: &["outcome"],
-        help: "Blocks of the SSD tier: written, write_error, read, read_error, evicted for others.",
+        help: "Blocks of the SSD tier: written, write_error, read, read_error, evicted.",
     },
-    MetricDoc { name: SSD_BYTES, kind: MetricKind::Gauge, labels: &[], help: "Bytes of the SSD tier's blocks." },
+    MetricDoc { name: SSD_BYTES, kind: MetricKind::Gauge, labels: &[], help: "Bytes of the blocks in the SSD tier." },
 ];
 
 /// The engine makes no progress in its step.

@@ -1,4 +1,5 @@
-//! What the settings make of a mock node: the engine's time, the sizes and the start-up profile of the model that it stands for.
+//! What the settings make of a mock node: the engine's time, the sizes and the start-up profile of
+//! the model that it stands for.
 
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use baton_types::{NodeProfile, NodeRole};
 use crate::config::Settings;
 use crate::pacer::LinkPacer;
 
-/// The profile that `mock_profile` names, if it does. The settings take over what it says of a node: `chunk_tokens` and `max_running`, and `cache_blocks` where that is 0.
+/// The profile that `mock_profile` names, if it does. The settings take over what it says of a
+/// node: `chunk_tokens` and `max_running`, and `cache_blocks` if that is 0.
 pub(crate) fn take_profile(settings: &mut Settings, role: NodeRole) -> anyhow::Result<Option<ModelProfile>> {
     let Some(name) = settings.mock_profile.as_deref() else { return Ok(None) };
     let bad = |problem: String| BadSetting::invalid("mock_profile", problem);

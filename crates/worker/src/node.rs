@@ -54,7 +54,8 @@ const QUEUED_CALLS: usize = 1024;
 const QUEUED_ENGINE_EVENTS: usize = 1024;
 /// What `grace_s` may be, seconds.
 const GRACES: RangeInclusive<f64> = 0.0..=24.0 * 3600.0;
-/// What `step_timeout_s` may be, seconds. An engine is stalled for at least two seconds before it is dead.
+/// What `step_timeout_s` may be, seconds. An engine is stalled for at least two seconds before it
+/// is dead.
 const STEP_TIMEOUTS: RangeInclusive<f64> = 3.0..=3600.0;
 /// How long tasks may take to end once they are asked to.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -77,7 +78,7 @@ pub struct NodeParts<E> {
     pub descriptor: SegmentDescriptor,
     /// What arrived.
     pub arrivals: ArrivalReceiver,
-    /// What transfers wait for, where a mock stands for a model.
+    /// What transfers wait for, if a mock stands for a model.
     pub pacer: Option<LinkPacer>,
     /// The conductors.
     pub sessions: Sessions,
@@ -341,7 +342,7 @@ fn not_bound(settings: &Settings, listen: SocketAddr, error: TransferError) -> a
     BadSetting::unavailable(key, problem).into()
 }
 
-/// Where shared memory was asked for and the arena is not in it, no transfer could ever succeed.
+/// If shared memory was asked for and the arena is not in it, no transfer could ever succeed.
 fn check_shared(transport: TransportChoice, engine: &dyn Engine) -> anyhow::Result<()> {
     if transport == TransportChoice::Only(TransportKind::Shm) && engine.arena().region().shared_file().is_none() {
         let problem = format!("{transport}, but this system has no memory that processes can share (memfd)");
@@ -399,7 +400,7 @@ pub fn core_refused(error: &InvalidConfig) -> BadSetting {
     BadSetting::invalid(key, format!("{}, but must be {}", error.value, error.expected))
 }
 
-/// The setting that decides an engine's option; both are called alike where they are one and the same.
+/// The setting that decides an engine's option; both are called alike if they are one and the same.
 fn setting_of(settings: &Settings, option: &'static str) -> &'static str {
     match option {
         "kv_capacity" if settings.cache_blocks == 0 => "cache_bytes",
@@ -564,7 +565,7 @@ fn start_registration(conductor: Name, info: &Arc<NodeInfo>, tasks: &TaskSet, cl
     });
 }
 
-/// Folds histograms: without it they grow until somebody asks for them.
+/// Folds histograms: without it they grow until they are asked for.
 fn start_upkeep(telemetry: Telemetry, tasks: &TaskSet) {
     let end = tasks.clone();
     tasks.spawn("upkeep", async move {

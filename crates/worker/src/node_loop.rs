@@ -1,4 +1,5 @@
-//! The loop of a node: one task that owns the role's core. It never waits for anything but its inputs.
+//! The loop of a node: one task that owns the role's core. It never waits for anything but its
+//! inputs.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -38,7 +39,7 @@ pub trait Role: Send + 'static {
     fn carry_out(&mut self) -> anyhow::Result<()>;
     /// The load now.
     fn load(&self, now: Instant) -> Load;
-    /// Up to `max` changes of the prefix cache since the last call; `None` where there are none.
+    /// Up to `max` changes of the prefix cache since the last call; `None` if there are none.
     fn drain_kv_events(&mut self, max: usize) -> Option<KvEventBatch>;
     /// All full blocks that can be reused.
     fn kv_snapshot(&self) -> KvEventBatch;
@@ -52,7 +53,8 @@ pub trait Role: Send + 'static {
 pub struct NodeLoop<R: Role> {
     /// The role.
     pub role: R,
-    /// What the engine says. It goes before everything else: however many call, steps follow each other.
+    /// What the engine says. It goes before everything else: however many call, steps follow each
+    /// other.
     pub engine: mpsc::Receiver<EngineEvent>,
     /// Whether the engine gets on.
     pub(crate) watch: EngineWatch,
@@ -112,7 +114,8 @@ impl<R: Role> NodeLoop<R> {
             let wakeup = self.role.next_wakeup();
             tokio::select! {
                 biased;
-                // What is rarely due comes first: a stream of inputs must not starve deadlines and reports.
+                // What is rarely due comes first: a stream of inputs must not starve deadlines and
+                // reports.
                 () = sleep_until(&*self.clock, wakeup) => self.role.on_wakeup(self.clock.now()),
                 () = self.shutdown.wait_for(Phase::Draining), if !self.away.going_down => {
                     self.away.going_down = true;

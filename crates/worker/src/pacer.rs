@@ -1,4 +1,5 @@
-//! Transfers of a mock node take as long as those of the model: each waits until the modelled link would have carried it.
+//! Transfers of a mock node take as long as those of the model: each waits until the modelled link
+//! would have carried it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +19,8 @@ pub enum Direction {
     Receive,
 }
 
-/// The link of a node, which sends and receives at the same time. The real bytes move at the end of their time, so that nobody sees them earlier.
+/// The link of a node, which sends and receives at the same time. The real bytes move at the end of
+/// their time, so that the peer does not see them earlier.
 #[derive(Debug, Clone)]
 pub struct LinkPacer {
     /// Each way.
@@ -26,7 +28,8 @@ pub struct LinkPacer {
 }
 
 impl LinkPacer {
-    /// A link that is free. A modelled transfer is `scale` times as large as the real one: the model's KV of a token over the mock's.
+    /// A link that is free. A modelled transfer is `scale` times as large as the real one: the
+    /// model's KV of a token over the mock's.
     ///
     /// # Panics
     /// If the bandwidth over the scale is not positive: a profile was not checked.

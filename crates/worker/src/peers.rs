@@ -10,9 +10,11 @@ use tonic::transport::{Channel, Endpoint};
 
 /// How long a peer may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a peer may take to answer. It answers at once or never: its loop decides without waiting for anything.
+/// How long a peer may take to answer. It answers at once or never: its loop decides without
+/// waiting for anything.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// While a call waits, its connection is tried this often, and dropped if nothing comes back for so long: what was cut off for a while TCP tries again only after as long.
+/// While a call waits, its connection is tried this often, and dropped if nothing comes back for so
+/// long. After an interruption TCP tries again only after as long.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
 const PING_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Connections kept; past it all are closed and made again as needed.
@@ -38,7 +40,8 @@ pub fn refused(peer: &str, status: &tonic::Status) -> Refused {
 }
 
 impl Peers {
-    /// A client for the node at `address` (`http://host:port`). Connects when first used and again after a failure.
+    /// A client for the node at `address` (`http://host:port`). Connects when first used and again
+    /// after a failure.
     pub fn client(&self, address: &str) -> Result<v1::node_client::NodeClient<Channel>, Refused> {
         let mut channels = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if channels.len() >= MAX_PEERS && !channels.contains_key(address) {

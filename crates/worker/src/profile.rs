@@ -17,7 +17,8 @@ impl StepObserver for Quiet {
     fn logits(&mut self, _sequence: usize, _position: u32, _logits: &[f32]) {}
 }
 
-/// Measures the engine. Its blocks are free: whatever the steps leave in them is overwritten before it is read.
+/// Measures the engine. Its blocks are free: whatever the steps leave in them is overwritten before
+/// it is read.
 pub fn profile(engine: &mut dyn Engine, settings: &Settings) -> Result<NodeProfile, EngineError> {
     let layout = engine.arena().layout().clone();
     let room = (layout.num_blocks as usize * layout.block_tokens as usize).min(engine.model().context_length as usize);

@@ -1,4 +1,5 @@
-//! Registration: the node tells its conductors where it is, again and again. Each address that a conductor's name has is a conductor.
+//! Registration: the node tells its conductors where it is, again and again. Each address that a
+//! conductor's name has is a conductor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -124,7 +125,8 @@ where
     }
 }
 
-/// Registers for ever. Neither the loss of a conductor nor its refusal stops the node: it registers again by itself, and other conductors may have taken it.
+/// Registers for ever. Neither the loss of a conductor nor its refusal stops the node: it registers
+/// again by itself, and other conductors may have taken it.
 async fn register_at(conductor: &str, info: &NodeInfo, clock: &dyn Clock) {
     let endpoint = match Endpoint::from_shared(conductor.to_owned()) {
         Ok(endpoint) => endpoint.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT),
@@ -285,7 +287,8 @@ mod tests {
         let clock = TestClock::default();
         let (info, conductor) = (info(), format!("http://{address}"));
         let story = async {
-            // Twice away; there, twice; away again, which begins with the short wait; it refuses the node; and then it takes it.
+            // Twice away; there, twice; away again, which begins with the short wait; it refuses
+            // the node; and then it takes it.
             for wait in [250, 500, 2000, 2000, 250, 5000] {
                 assert_eq!(coming.recv().await.unwrap(), "p0");
                 clock.pass(Duration::from_millis(wait)).await;

@@ -13,7 +13,8 @@ pub struct RemoteArena {
 }
 
 impl RemoteArena {
-    /// What `node` says of its arena, which is laid out as `ours` but for its size, and of blocks in it. What lies outside it is the node's bug.
+    /// What `node` says of its arena, which is laid out as `ours` but for its size, and of blocks
+    /// in it. What lies outside it is the node's bug.
     pub fn new(
         node: &NodeId,
         ours: &KvLayout,

@@ -290,7 +290,8 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
     async fn handoff(&self, request: Request<v1::Handoff>) -> Result<Response<v1::HandoffReply>, Status> {
         self.check_decodes()?;
         let handoff = Handoff::try_from(request.into_inner())?;
-        // It must not be refused for a flood of other calls: all of the prompt would be computed again.
+        // It must not be refused for a flood of other calls: all of the prompt would be computed
+        // again.
         let (answer, answered) = oneshot::channel();
         self.input(Input::Handoff(handoff, answer)).await?;
         let answer = self.answer(answered).await?;

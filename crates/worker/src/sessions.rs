@@ -16,8 +16,8 @@ use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-/// Messages that may wait for one conductor, and their bytes. One that reads slower than this loses its session, and with it its requests: it cannot be served,
-/// and must not hold up the others.
+/// Messages that may wait for one conductor, and their bytes. One that reads slower than this loses
+/// its session, and with it its requests: it cannot be served, and must not hold up the others.
 const QUEUED_EVENTS: usize = 8192;
 const QUEUED_BYTES: usize = 256 << 20;
 /// Most conductors at once.
@@ -47,7 +47,8 @@ impl Stream for EventReceiver {
 
 struct Session {
     epoch: u64,
-    /// Cancelled when the session is over for the node: its reader must not take in another command.
+    /// Cancelled when the session is over for the node: its reader must not take in another
+    /// command.
     ended: CancellationToken,
     events: mpsc::Sender<(usize, v1::NodeEvent)>,
     queued: Arc<AtomicUsize>,
@@ -85,8 +86,9 @@ impl Sessions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a session whose first event is `welcome`; one that the same conductor had before ends. Returns the session's epoch, what is cancelled when the session is
-    /// over for the node, and the stream of its events. `None`: there are as many as may be.
+    /// Opens a session whose first event is `welcome`; one that the same conductor had before ends.
+    /// Returns the session's epoch, what is cancelled when the session is over for the node, and
+    /// the stream of its events. `None`: there are as many as may be.
     pub fn open(
         &self,
         conductor: ConductorId,
@@ -98,7 +100,8 @@ impl Sessions {
             return None;
         }
         if inner.sessions.is_empty() {
-            // Versions of conductors that are gone say nothing of this one's: without etcd it counts from 0.
+            // Versions of conductors that are gone say nothing of this one's: without etcd it
+            // counts from 0.
             inner.settings = None;
         }
         inner.next_epoch += 1;
@@ -143,7 +146,8 @@ impl Sessions {
         self.lock().sessions.contains_key(&conductor)
     }
 
-    /// Closes the session of that epoch. `false` where a later one of the same conductor lives on: its requests must not be touched.
+    /// Closes the session of that epoch. `false` if a later one of the same conductor lives on: its
+    /// requests must not be touched.
     pub fn close(&self, conductor: ConductorId, epoch: u64) -> bool {
         let mut inner = self.lock();
         let replaced = inner.sessions.get(&conductor).is_some_and(|session| session.epoch > epoch);
@@ -153,19 +157,22 @@ impl Sessions {
         !replaced
     }
 
-    /// Sends an event to one conductor. An event for a conductor that is gone is dropped: its requests are aborted anyway.
+    /// Sends an event to one conductor. An event for a conductor that is gone is dropped: its
+    /// requests are aborted anyway.
     pub fn send(&self, conductor: ConductorId, event: v1::node_event::Event) {
         let mut inner = self.lock();
         let Some(session) = inner.sessions.get(&conductor) else { return };
         if !session.send(event) {
             tracing::warn!(%conductor, "the conductor does not read its events: closing its session");
-            // Its reader ends, too, and says so to the loop: nobody decodes for a conductor that does not read.
+            // Its reader ends, too, and says so to the loop: no node decodes for a conductor that
+            // does not read.
             session.ended.cancel();
             inner.sessions.remove(&conductor);
         }
     }
 
-    /// Whether an order of that term is to be carried out. If a later leader has been heard of it is not, and the conductor is told its term; a later one is told to all.
+    /// Whether an order of that term is to be carried out. If a later leader has been heard of it
+    /// is not, and the conductor is told its term; a later one is told to all.
     pub fn admit(&self, conductor: ConductorId, term: u64) -> Result<(), StaleTerm> {
         let admitted = self.lock().gate.admit(term);
         match &admitted {
@@ -190,7 +197,8 @@ impl Sessions {
         }
     }
 
-    /// Breaks every session off: this node fails, and its conductors must not take it for one that has drained.
+    /// Breaks every session off: this node fails, and its conductors must not take it for one that
+    /// has drained.
     pub fn break_all(&self) {
         for session in self.lock().sessions.values() {
             session.broken.store(true, Ordering::Release);
@@ -203,7 +211,7 @@ impl Sessions {
         self.lock().sessions.clear();
     }
 
-    /// Whether nobody is connected.
+    /// Whether no conductor is connected.
     pub fn is_empty(&self) -> bool {
         self.lock().sessions.is_empty()
     }

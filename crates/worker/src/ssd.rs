@@ -1,4 +1,5 @@
-//! The SSD below a node's arena: what its core wants written, read or forgotten, carried out on threads that may wait for the disk.
+//! The SSD below a node's arena: what its core wants written, read or forgotten, carried out on
+//! threads that may wait for the disk.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,13 +20,13 @@ use crate::layer_gate::{LayerGate, LayerGateKeeper, layer_gate};
 use crate::metrics::SsdMetrics;
 use crate::node::NodeParts;
 
-/// Threads that read at once. Where they all wait for the disk, what it holds is computed.
+/// Threads that read at once. If they all wait for the disk, what it holds is computed.
 const MAX_LOADS: usize = 64;
 
 /// What the loop hears of its SSD.
 #[derive(Debug)]
 pub enum TierEvent {
-    /// A block was written; `None` where the thread that did it is gone.
+    /// A block was written; `None` if the thread that did it is gone.
     Stored(BlockHash, Option<Written>),
     /// A block could not be read.
     LoadFailed(RecordRef, StoreError),
@@ -71,7 +72,8 @@ impl Ssd {
         if settings.ssd_folder.is_some() { MAX_STORES } else { 0 }
     }
 
-    /// Opens the store that the settings name, if they do, and tells the core what is there from an earlier life.
+    /// Opens the store that the settings name, if they do, and tells the core what is there from an
+    /// earlier life.
     pub fn open<E>(
         settings: &Settings,
         parts: &NodeParts<E>,
@@ -188,7 +190,8 @@ impl Ssd {
         }
     }
 
-    /// Reads blocks into the arena, layer by layer; the answers are those of a fetch from another node.
+    /// Reads blocks into the arena, layer by layer; the answers are those of a fetch from another
+    /// node.
     fn load<E: From<TierEvent> + Send + 'static>(
         &mut self,
         parts: &NodeParts<E>,
@@ -199,7 +202,7 @@ impl Ssd {
     ) -> Fetching {
         let (keeper, gate) = layer_gate();
         let cancel = CancellationToken::new();
-        // As many as are still here, without a gap: each is held from here on.
+        // As many as are still here, without a gap: each is kept from here on.
         let records: Vec<_> = hashes.iter().map_while(|hash| self.store.locate(*hash)).collect();
         let missing = hashes.get(records.len()).copied();
         if let Some(lost) = missing {
@@ -262,7 +265,7 @@ impl Ssd {
     }
 }
 
-/// Blocks of another model, layout or arithmetic are not these.
+/// Blocks of another model, layout or KV compatibility class are not these.
 fn fingerprint(info: &NodeInfo) -> [u8; 16] {
     let layout = &info.layout;
     let shape =
@@ -328,7 +331,7 @@ impl LoadThread {
         for layer in 0..self.arena.layout().num_layers {
             for index in 0..self.records.len() {
                 if let Err(error) = self.records[index].read_part(layer, &mut part) {
-                    // Where nobody listens any more, the next one who reads it finds out.
+                    // If the receiver is gone, the next request that reads it finds out.
                     let _ = told.blocking_send(Read::Failed(self.records.swap_remove(index), error));
                     return;
                 }
@@ -440,7 +443,7 @@ mod tests {
         let (keeper, _gate) = layer_gate();
         let (thread, mut heard) = mpsc::channel(3);
         thread.send(Read::Layer).await.unwrap();
-        let nobody = CancellationToken::new();
+        let never = CancellationToken::new();
         let hung = async {
             // The first layer is told, and the next one waited for.
             while told.is_empty() {
@@ -448,7 +451,7 @@ mod tests {
             }
             clock.advance(LAYER_DEADLINE);
         };
-        let (failure, ()) = tokio::join!(load.layers(&mut heard, &keeper, &nobody), hung);
+        let (failure, ()) = tokio::join!(load.layers(&mut heard, &keeper, &never), hung);
         let failure = failure.unwrap_err();
         assert_eq!(failure.kind, ErrorKind::DeadlineExceeded, "{failure:?}");
         assert!(matches!(told.recv().await, Some(Input::Role(TierEvent::Layer(_, 0)))));
@@ -462,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_lands_once_nobody_waits_for_it() {
+    fn nothing_lands_once_no_request_waits_for_it() {
         let (landing, mut written) = (Landing::default(), 0);
         assert!(landing.clone().write(|| written += 1));
         landing.close();

@@ -1,7 +1,8 @@
 //! Nodes within one process, for tests.
 //!
-//! They have mock engines that can be held, one manual clock, and loopback gRPC; their conductors are test code.
-//! Nothing here waits for time to pass: it waits for an event or a condition. [`LIMIT`] only ends a test that is stuck.
+//! They have mock engines that can be held, one manual clock, and loopback gRPC; their conductors
+//! are test code. Nothing here waits for time to pass: it waits for an event or a condition.
+//! [`LIMIT`] only ends a test that is stuck.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -105,16 +106,16 @@ impl Clock for TestClock {
 }
 
 impl TestClock {
-    /// Migrations the clock on by what somebody waits for, to the nanosecond: waits until somebody does.
+    /// Moves the clock on by what a task waits for, to the nanosecond: waits until a task does.
     ///
     /// # Panics
-    /// If nobody ever does.
+    /// If none ever does.
     pub async fn pass(&self, by: Duration) {
         let at = self.now() + by;
         let mut due = self.due.subscribe();
         let awaited = due.wait_for(|due| due.contains_key(&at));
         let found = tokio::time::timeout(LIMIT, awaited).await.is_ok();
-        assert!(found, "nobody waits for {by:?}");
+        assert!(found, "no task waits for {by:?}");
         self.clock.advance(by);
     }
 }
@@ -226,7 +227,7 @@ pub struct World {
 pub fn settings(name: &str) -> Settings {
     Settings {
         name: Some(name.to_owned()),
-        // Nobody is there. Who registers is another test's.
+        // No conductor is there. Registration is another test's.
         conductor: "http://127.0.0.1:1".into(),
         transport: TransportChoice::Only(TransportKind::Tcp),
         engine: "mock".into(),

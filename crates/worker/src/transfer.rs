@@ -27,7 +27,8 @@ impl TransferView {
     }
 }
 
-/// The paths over which bytes have moved, one per peer: that of its latest start. Those with the most bytes, as many as a report holds.
+/// The paths over which bytes have moved, one per peer: that of its latest start. Those with the
+/// most bytes, as many as a report holds.
 fn migrated(mut paths: Vec<PathReport>) -> Vec<TransferPath> {
     paths.retain(|path| path.bytes > 0);
     paths.sort_unstable_by(|a, b| (&a.node, b.generation, b.bytes).cmp(&(&b.node, a.generation, a.bytes)));
@@ -37,7 +38,7 @@ fn migrated(mut paths: Vec<PathReport>) -> Vec<TransferPath> {
     paths.into_iter().filter_map(path).collect()
 }
 
-/// `None` where nothing has ever carried bytes there.
+/// `None` if nothing has ever carried bytes there.
 fn path(report: PathReport) -> Option<TransferPath> {
     Some(TransferPath {
         transport: report.transport?.to_string(),
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn each_peer_is_there_once_and_only_where_bytes_moved() {
+    fn each_peer_is_there_once_and_only_if_bytes_moved() {
         let paths = vec![report("b", 1, 900), report("a", 1, 5), report("b", 2, 7), report("c", 1, 0)];
         assert_eq!(seen(paths), [("b".to_owned(), 7), ("a".to_owned(), 5)]);
     }

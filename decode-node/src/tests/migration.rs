@@ -1,4 +1,4 @@
-//! Sequences that move from one decode node to another.
+//! Sequences that migrate from one decode node to another.
 
 use baton_proto::v1;
 use baton_proto::v1::node_command::Command;
@@ -9,7 +9,7 @@ use baton_worker::testing::{Conductor, TestNode, World, job, key, prompt, settin
 
 use crate::start;
 
-/// The attempt that moved.
+/// The attempt that migrated.
 fn migrated(request: u128) -> RequestKey {
     RequestKey { attempt: Attempt(1), ..key(request) }
 }
@@ -20,7 +20,8 @@ fn taking(from: &TestNode, tokens: &[TokenId], output_tokens: u32, there: u32) -
     PrefillJob { key: migrated(1), is_migration: true, output_tokens, fetch, ..job(1, tokens, 30) }
 }
 
-/// A node that drains, and the tokens of the sequence on it: 60 of the prompt and the first of the output.
+/// A node that drains, and the tokens of the sequence on it: 60 of the prompt and the first of the
+/// output.
 async fn leaving(world: &World) -> (TestNode, Conductor, Vec<TokenId>) {
     let node = start(world, settings("d0")).await;
     let mut session = node.session(7).await;
@@ -45,7 +46,7 @@ async fn answer(session: &mut Conductor) -> PrefillEvent {
     session.prefill(migrated(1)).await
 }
 
-/// What all of it gives where it is not moved.
+/// What all of it gives if it does not migrate.
 async fn unmoved() -> Vec<TokenId> {
     let world = World::default();
     let node = start(&world, settings("d9")).await;

@@ -53,7 +53,7 @@ and of what is fetched url and files, each {url, path, sha256}.
 {{- if eq $model.kind "mock" -}}
 - --engine=mock
 {{- else -}}
-- --model={{ $model.path }}
+- {{ printf "--model=%s" $model.path | quote }}
 {{- end }}
 {{- with $model.name }}
 - {{ printf "--model-name=%s" . | quote }}
@@ -74,7 +74,7 @@ and of what is fetched url and files, each {url, path, sha256}.
 {{- if eq $model.kind "pvc" }}
 - name: model
   persistentVolumeClaim:
-    claimName: {{ $model.claim }}
+    claimName: {{ $model.claim | toYaml }}
     readOnly: true
 {{- else if eq $model.kind "fetch" }}
 - name: model
@@ -92,12 +92,16 @@ token is read from a file, so that it is in no list of processes. curl leaves it
 {{- if eq $model.kind "fetch" }}
 {{- $folder := ternary $model.path "/model" (gt (len .root.Values.model.files) 0) }}
 - name: model
-  image: {{ .root.Values.model.fetch.image }}
-  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  image: {{ include "baton.imageName" .root.Values.model.fetch.image | toYaml }}
+  imagePullPolicy: {{ .root.Values.model.fetch.image.pullPolicy }}
   command: [sh, -ec]
   args:
     - |
-      set -- "$@"
+      fetch() {
+        if [ -s /token/token ]; then printf 'header = "Authorization: Bearer %s"\n' "$(cat /token/token)"; fi |
+          curl --config - --fail --location --silent --show-error --retry 10 --retry-delay 5 --retry-all-errors \
+            --write-out '%{http_code}' --output "$file.part" "$@" "$url"
+      }
       folder=$1
       shift
       while [ $# -gt 0 ]; do
@@ -105,10 +109,15 @@ token is read from a file, so that it is in no list of processes. curl leaves it
         shift 3
         [ ! -e "$file" ] || continue
         mkdir -p "$(dirname "$file")"
-        {
-          if [ -s /token/token ]; then printf 'header = "Authorization: Bearer %s"\n' "$(cat /token/token)"; fi
-        } | curl --config - --fail --location --silent --show-error --retry 10 --retry-delay 5 --retry-all-errors \
-          --continue-at - --output "$file.part" "$url"
+        status=0
+        code=$(fetch --continue-at -) || status=$?
+        # No part can be asked for there, or nothing follows what is here: from the start.
+        if [ "$status" = 33 ] || [ "$code" = 416 ]; then
+          rm -f "$file.part"
+          status=0
+          code=$(fetch) || status=$?
+        fi
+        [ "$status" = 0 ] || exit "$status"
         if [ -n "$sum" ] && ! echo "$sum  $file.part" | sha256sum -c -; then
           rm "$file.part"
           exit 1
@@ -123,6 +132,10 @@ token is read from a file, so that it is in no list of processes. curl leaves it
     - {{ .path | quote }}
     - {{ .sha256 | quote }}
     {{- end }}
+  {{- with .root.Values.model.fetch.extraEnv }}
+  env:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- with .root.Values.model.fetch.resources }}
   resources:
     {{- toYaml . | nindent 4 }}
@@ -145,7 +158,7 @@ token is read from a file, so that it is in no list of processes. curl leaves it
 {{- if and (eq $model.kind "fetch") .Values.model.secret.name }}
 - name: token
   secret:
-    secretName: {{ .Values.model.secret.name }}
+    secretName: {{ .Values.model.secret.name | toYaml }}
     defaultMode: 288
     items:
       - {key: {{ .Values.model.secret.key | quote }}, path: token}

@@ -1,24 +1,27 @@
-{{/* Names and labels. A name has at most 28 characters: with role and group a StatefulSet's may have 52. */}}
+{{/*
+Names and labels. A name has at most 28 characters: with role and group a StatefulSet's may have 52. A hash tells those
+apart that are longer.
+*/}}
 {{- define "baton.fullname" -}}
 {{- $chart := .Values.nameOverride | default .Chart.Name -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 28 | trimSuffix "-" -}}
-{{- else if contains $chart .Release.Name -}}
-{{- .Release.Name | trunc 28 | trimSuffix "-" -}}
+{{- $made := ternary .Release.Name (printf "%s-%s" .Release.Name $chart) (contains $chart .Release.Name) -}}
+{{- $name := .Values.fullnameOverride | default $made -}}
+{{- if gt (len $name) 28 -}}
+{{ $name | trunc 21 | trimSuffix "-" }}-{{ sha256sum $name | trunc 6 }}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name $chart | trunc 28 | trimSuffix "-" -}}
+{{ $name }}
 {{- end -}}
 {{- end -}}
 
 {{/* What pods are selected by: (dict "root" $ "component" "prefill" "group" "default"), group optional. */}}
 {{- define "baton.selector" -}}
-app.kubernetes.io/name: {{ .root.Values.nameOverride | default .root.Chart.Name | trunc 63 | trimSuffix "-" }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ .root.Values.nameOverride | default .root.Chart.Name | toYaml }}
+app.kubernetes.io/instance: {{ .root.Release.Name | toYaml }}
 {{- with .component }}
 app.kubernetes.io/component: {{ . }}
 {{- end }}
 {{- with .group }}
-baton/group: {{ . }}
+baton/group: {{ . | toYaml }}
 {{- end }}
 {{- end -}}
 
@@ -36,7 +39,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{/* Name and labels of a resource: (dict "root" $ "component" "conductor" "suffix" "operators"). */}}
 {{- define "baton.metadata" -}}
 name: {{ include "baton.fullname" .root }}{{ with .suffix }}-{{ . }}{{ end }}
-namespace: {{ .root.Release.Namespace }}
+namespace: {{ .root.Release.Namespace | toYaml }}
 labels:
   {{- include "baton.labels" . | nindent 2 }}
   {{- with .labels }}
@@ -54,7 +57,13 @@ annotations:
 {{- $base := omit $block "groups" -}}
 {{- $all := dict -}}
 {{- range $name, $own := $block.groups | default (dict "default" dict) -}}
-{{- $_ := set $all $name (mergeOverwrite (deepCopy $base) (deepCopy ($own | default dict))) -}}
+{{- $own = $own | default dict -}}
+{{- $merged := mergeOverwrite (deepCopy $base) (deepCopy $own) -}}
+{{- /* A volume has one source, and a tag of the group's goes before a digest of the role's. */}}
+{{- with dig "ssd" "volume" dict $own }}{{ $_ := set $merged.ssd "volume" . }}{{ end -}}
+{{- $image := $own.image | default dict -}}
+{{- if and (or $image.tag $image.repository) (not $image.digest) }}{{ $_ := set $merged.image "digest" "" }}{{ end -}}
+{{- $_ := set $all $name $merged -}}
 {{- end -}}
 {{- toJson $all -}}
 {{- end -}}
@@ -62,6 +71,11 @@ annotations:
 {{/* prefill, or prefill-GROUP. (dict "role" "prefill" "group" "default") */}}
 {{- define "baton.workload" -}}
 {{ .role }}{{ if ne .group "default" }}-{{ .group }}{{ end }}
+{{- end -}}
+
+{{/* Where a group's values are: prefill, or prefill.groups.GROUP. The same arguments. */}}
+{{- define "baton.path" -}}
+{{ .role }}{{ if not (has .group (list "" "default")) }}.groups.{{ .group }}{{ end }}
 {{- end -}}
 
 {{- define "baton.serviceAccount" -}}
@@ -75,14 +89,19 @@ default
 {{- end -}}
 {{- end -}}
 
-{{/* An image: (dict "root" $ "own" .image). */}}
-{{- define "baton.image" -}}
-{{- $image := mergeOverwrite (deepCopy .root.Values.image) (deepCopy (.own | default dict)) -}}
-{{- if $image.digest -}}
-{{ $image.repository }}@{{ $image.digest }}
-{{- else -}}
-{{ $image.repository }}:{{ $image.tag | default .root.Chart.AppVersion }}
+{{/* An image's name, of {repository, tag, digest}. */}}
+{{- define "baton.imageName" -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag }}{{ end }}
 {{- end -}}
+
+{{/* Image of a container of Baton's: (dict "root" $ "own" .image). */}}
+{{- define "baton.image" -}}
+{{- $own := .own | default dict -}}
+{{- $image := mergeOverwrite (deepCopy .root.Values.image) (deepCopy $own) -}}
+{{- if and (or $own.tag $own.repository) (not $own.digest) }}{{ $_ := set $image "digest" "" }}{{ end -}}
+{{- $_ := set $image "tag" ($image.tag | default .root.Chart.AppVersion) -}}
+image: {{ include "baton.imageName" $image | toYaml }}
+imagePullPolicy: {{ $image.pullPolicy }}
 {{- end -}}
 
 {{/* Where nodes find the conductors. */}}

@@ -3,11 +3,13 @@
 {{- define "baton.podMetadata" -}}
 labels:
   {{- $labels := include "baton.labels" (dict "root" .root "component" .role "group" .group) | fromYaml }}
-  {{- /* The chart's version would replace every pod at each release of the chart. */}}
-  {{- toYaml (merge (omit $labels "helm.sh/chart") (.block.podLabels | default dict)) | nindent 2 }}
+  {{- /* The chart's versions would replace every pod at each release of the chart. */}}
+  {{- $labels = omit $labels "helm.sh/chart" "app.kubernetes.io/version" }}
+  {{- toYaml (merge $labels (.block.podLabels | default dict)) | nindent 2 }}
 annotations:
   kubectl.kubernetes.io/default-container: {{ .role }}
-  checksum/settings: {{ printf "%s\n%s" (include "baton.settings" .) .root.Values.model.chatTemplate | sha256sum }}
+  {{- $template := ternary .root.Values.model.chatTemplate "" (eq .role "conductor") }}
+  checksum/settings: {{ printf "%s\n%s" (include "baton.settings" .) $template | sha256sum }}
   {{- with .block.podAnnotations }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -46,9 +48,23 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
+{{/*
+Replicas of a workload. If KEDA sets them: as many as there are, since a workload without the field has one.
+*/}}
+{{- define "baton.replicas" -}}
+{{- if .block.autoscaling.enabled -}}
+{{- $kind := ternary "Deployment" "StatefulSet" (eq .role "conductor") -}}
+{{- $name := printf "%s-%s" (include "baton.fullname" .root) .workload -}}
+{{- $there := lookup "apps/v1" $kind .root.Release.Namespace $name -}}
+{{ dig "spec" "replicas" .block.autoscaling.minReplicas $there | int64 }}
+{{- else -}}
+{{ int64 .block.replicas }}
+{{- end -}}
+{{- end -}}
+
 {{- define "baton.podSpec" -}}
 {{- $block := .block -}}
-serviceAccountName: {{ include "baton.serviceAccount" . }}
+serviceAccountName: {{ include "baton.serviceAccount" . | toYaml }}
 automountServiceAccountToken: false
 {{- /* Variables of services begin like settings' own: BATON_... */}}
 enableServiceLinks: false
@@ -58,7 +74,7 @@ securityContext:
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ toYaml . }}
   {{- end }}
 {{- end }}
 {{- if $block.hostNetwork }}
@@ -66,10 +82,10 @@ hostNetwork: true
 dnsPolicy: ClusterFirstWithHostNet
 {{- end }}
 {{- with $block.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ toYaml . }}
 {{- end }}
 {{- with $block.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ toYaml . }}
 {{- end }}
 {{- with $block.nodeSelector }}
 nodeSelector:
@@ -110,8 +126,7 @@ initContainers:
 {{/* Image, settings and probes of the container. */}}
 {{- define "baton.containerHead" -}}
 name: {{ .role }}
-image: {{ include "baton.image" (dict "root" .root "own" .block.image) }}
-imagePullPolicy: {{ dig "pullPolicy" .root.Values.image.pullPolicy (.block.image | default dict) }}
+{{ include "baton.image" (dict "root" .root "own" .block.image) }}
 command: [{{ .command }}]
 {{- end -}}
 

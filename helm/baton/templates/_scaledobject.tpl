@@ -15,9 +15,9 @@ spec:
     apiVersion: apps/v1
     kind: {{ .kind }}
     name: {{ include "baton.fullname" .root }}-{{ .workload }}
-  minReplicaCount: {{ $auto.minReplicas }}
-  maxReplicaCount: {{ $auto.maxReplicas }}
-  pollingInterval: {{ $auto.pollingInterval }}
+  minReplicaCount: {{ int64 $auto.minReplicas }}
+  maxReplicaCount: {{ int64 $auto.maxReplicas }}
+  pollingInterval: {{ int64 $auto.pollingInterval }}
   advanced:
     horizontalPodAutoscalerConfig:
       behavior:

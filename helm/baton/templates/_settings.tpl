@@ -3,7 +3,7 @@
 {{- range $key, $value := . }}
 {{- if kindIs "invalid" $value }}
 {{- else if kindIs "float64" $value }}
-{{- if eq $value (floor $value) }}
+{{- if and (eq $value (floor $value)) (lt $value 9e18) }}
 {{ $key }} = {{ int64 $value }}
 {{- else }}
 {{ $key }} = {{ $value }}
@@ -37,7 +37,8 @@
 {{- else -}}
 {{- $given := int64 .block.terminationGracePeriodSeconds -}}
 {{- if le $given (add $drain 10) -}}
-{{- fail (printf "%s.terminationGracePeriodSeconds: %d, but must exceed not_ready_s + grace_s + 10 s of closing, %d" .role $given (add $drain 10)) -}}
+{{- $path := include "baton.path" . -}}
+{{- fail (printf "%s.terminationGracePeriodSeconds: %d, but must exceed not_ready_s + grace_s + 10 s of closing, %d" $path $given (add $drain 10)) -}}
 {{- end -}}
 {{ $given }}
 {{- end -}}

@@ -1,6 +1,13 @@
 {{/* What the schema cannot say: values that do not fit each other. Each message begins with the value's path. */}}
 {{- define "baton.validate" -}}
 {{- $v := .Values -}}
+{{- if not (regexMatch "^[a-z][-a-z0-9]*$" (include "baton.fullname" .)) -}}
+{{- fail (printf "fullnameOverride: not set, but no Service may be named after %s: a letter first, no dot" .Release.Name) -}}
+{{- end -}}
+{{- if eq $v.etcd.mode "bundled" -}}
+{{- $there := lookup "apps/v1" "StatefulSet" .Release.Namespace (printf "%s-etcd" (include "baton.fullname" .)) -}}
+{{- include "baton.sameMembers" (dict "there" (dig "spec" "replicas" 0 $there) "asked" $v.etcd.bundled.replicas) -}}
+{{- end -}}
 {{- if and (eq $v.engine "cpu") (not $v.model.uri) -}}
 {{- fail "model.uri: not set; give pvc://CLAIM/PATH, hf://ORG/REPO/FILE, https://HOST/FILE or file:///PATH, or engine=mock" -}}
 {{- end -}}
@@ -39,12 +46,22 @@
 {{- fail "services.http.enabled: false, but an Ingress or HTTPRoute needs it" -}}
 {{- end -}}
 {{- range $role := list "conductor" "prefill" "decode" -}}
-{{- $groups := dict "default" $v.conductor -}}
-{{- if ne $role "conductor" -}}
-{{- $groups = include "baton.groups" (dict "root" $ "role" $role) | fromJson -}}
+{{- range $name, $block := include "baton.groups" (dict "root" $ "role" $role) | fromJson -}}
+{{- $path := include "baton.path" (dict "role" $role "group" $name) -}}
+{{- $ports := values $block.ports -}}
+{{- if ne (len $ports) (len (uniq $ports)) -}}
+{{- fail (printf "%s.ports: two are the same" $path) -}}
 {{- end -}}
-{{- range $name, $block := $groups -}}
-{{- $path := ternary $role (printf "%s.groups.%s" $role $name) (eq $name "default") -}}
+{{- range $block.extraArgs -}}
+{{- if regexMatch "^--(grace|not-ready)-s(=|$)" . -}}
+{{- fail (printf "%s.extraArgs: %s belongs into %s.settings, which the grace period is made from" $path . $path) -}}
+{{- end -}}
+{{- end -}}
+{{- range $block.extraEnv -}}
+{{- if has .name (list "BATON_GRACE_S" "BATON_NOT_READY_S") -}}
+{{- fail (printf "%s.extraEnv: %s belongs into %s.settings, which the grace period is made from" $path .name $path) -}}
+{{- end -}}
+{{- end -}}
 {{- if and $block.autoscaling.enabled (not $v.monitoring.prometheusAddress) -}}
 {{- fail (printf "monitoring.prometheusAddress: not set, but %s.autoscaling.enabled is" $path) -}}
 {{- end -}}
@@ -61,5 +78,13 @@
 {{- fail (printf "%s.rdma.enabled: false, but %s.settings.transport is rdma" $path $path) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Refuses another number of etcd's members than there are: (dict "there" 1 "asked" 3). None, 0, at an install. */}}
+{{- define "baton.sameMembers" -}}
+{{- if and .there (ne (int .there) (int .asked)) -}}
+{{- $message := "etcd.bundled.replicas: %d asked for, but %d are there, and their number cannot change: %s" -}}
+{{- fail (printf $message (int .asked) (int .there) "back etcd up, and install a new release") -}}
 {{- end -}}
 {{- end -}}

@@ -67,7 +67,8 @@ class Container(threading.Thread):
         while not self.pod.is_terminating:
             process = self.start_process()
             self.watch(process)
-            if self.pod.spec.get("restartPolicy", "Always") == "Never" or self.pod.is_terminating:
+            policy = self.pod.spec.get("restartPolicy", "Always")
+            if policy == "Never" or (policy == "OnFailure" and process.returncode == 0) or self.pod.is_terminating:
                 break
             self.pod.deleted.wait(BACK_OFF)
         self.is_over = True
@@ -141,7 +142,7 @@ class Container(threading.Thread):
                 pass
 
     def kill(self):
-        """As if the machine's memory were short: no one is asked."""
+        """As if the machine's memory were short: the process is not asked."""
         self.reason = "killed"
         self.signal(signal.SIGKILL)
 

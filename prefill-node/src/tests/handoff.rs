@@ -37,7 +37,7 @@ async fn a_job_runs_to_its_last_token_and_nothing_is_held() {
     a_job_runs_to_its_last_token().await;
 }
 
-pub(super) async fn a_tail_is_computed_at_the_decode_node() {
+pub(super) async fn a_partial_prefill_is_computed_at_the_decode_node() {
     let world = World::default();
     let (prefill, decode) =
         (start(&world, settings("p0")).await, baton_decode_node::start(&world, settings("d0")).await);
@@ -50,7 +50,7 @@ pub(super) async fn a_tail_is_computed_at_the_decode_node() {
     let mut whole = at_decode.tokens(key(1)).await;
     whole.insert(0, first.expect("a first token"));
 
-    // Nothing of it is cached where the salt is another.
+    // Nothing of it is cached if the salt is another.
     let job =
         PrefillJob { partial_prefill_tokens: 18, salt: b"tail"[..].into(), ..job_for(2, &prompt(1, 50), 4, &decode) };
     at_prefill.submit(&job).await;
@@ -77,8 +77,8 @@ pub(super) async fn a_tail_is_computed_at_the_decode_node() {
 }
 
 #[tokio::test]
-async fn a_tail_is_computed_at_the_decode_node_layer_by_layer() {
-    a_tail_is_computed_at_the_decode_node().await;
+async fn a_partial_prefill_is_computed_at_the_decode_node_layer_by_layer() {
+    a_partial_prefill_is_computed_at_the_decode_node().await;
 }
 
 pub(super) async fn a_refused_grant_is_asked_again_after_its_delay() {

@@ -39,7 +39,7 @@ fn names(events: &[PrefillEvent]) -> Vec<&'static str> {
 #[tokio::test]
 async fn every_effect_is_carried_out_and_every_input_taken_in() {
     handoff::a_job_runs_to_its_last_token().await;
-    handoff::a_tail_is_computed_at_the_decode_node().await;
+    handoff::a_partial_prefill_is_computed_at_the_decode_node().await;
     handoff::a_refused_grant_is_asked_again_after_its_delay().await;
     handoff::a_push_that_fails_ends_its_request_once().await;
     handoff::a_decode_node_dies_between_grant_and_handoff().await;

@@ -1,4 +1,5 @@
-//! Prefixes that come from elsewhere: another node, a copy that the conductor orders, the SSD.
+//! Prefixes that come from elsewhere: another node, a replication that the conductor orders, the
+//! SSD.
 
 use baton_kv_cache::BlockHasher;
 use baton_proto::v1;
@@ -140,7 +141,7 @@ pub(super) async fn hot_prefix_is_replicated() {
 }
 
 #[tokio::test]
-async fn a_hot_prefix_is_copied_before_a_prompt_asks() {
+async fn a_hot_prefix_is_replicated_before_a_prompt_asks() {
     hot_prefix_is_replicated().await;
 }
 

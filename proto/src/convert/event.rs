@@ -149,7 +149,8 @@ impl w::PrefillEvent {
         Self { key: Some(key.into()), event: Some(event) }
     }
 
-    /// The request and what happened to it. Where the latter cannot be read, the request has failed: it cannot go on as if nothing had been said.
+    /// The request and what happened to it. If the latter cannot be read, the request has failed:
+    /// it cannot go on as if nothing had been said.
     pub fn into_domain(self) -> Result<(d::RequestKey, d::PrefillEvent), InvalidMessage> {
         let event = prefill_event(self.event).unwrap_or_else(|error| d::PrefillEvent::Failed(unreadable(&error)));
         Ok((key(self.key)?, event))

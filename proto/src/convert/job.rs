@@ -1,4 +1,4 @@
-//! What conductors order: jobs, where their KV goes and comes from, copies.
+//! What conductors order: jobs, where their KV goes and comes from, replications.
 
 use std::sync::Arc;
 

@@ -21,7 +21,7 @@ impl TryFrom<w::GrantRequest> for d::GrantRequest {
             max_tokens: request.max_tokens,
             tbt: request.tbt_s.map(|tbt| limit("tbt_s", tbt)).transpose()?,
             partial_prefill_tokens: request.partial_prefill_tokens,
-            // Whoever receives it knows its own class.
+            // The node that receives it knows its own class.
             is_migrated: false,
         })
     }

@@ -185,8 +185,8 @@ fn a_bad_field_is_named() {
 fn a_release_names_its_reader_or_is_of_a_node_that_does_not_yet() {
     let old = w::ReleaseLeaseRequest { lease: 7, ..Default::default() };
     assert_eq!(d::LeaseRelease::try_from(old.clone()), Ok(d::GrantId(7).into()));
-    let nobody = w::ReleaseLeaseRequest { reader_node: "p0".into(), ..old.clone() };
-    assert_eq!(d::LeaseRelease::try_from(nobody).unwrap_err().field, "reader_generation");
+    let incomplete = w::ReleaseLeaseRequest { reader_node: "p0".into(), ..old.clone() };
+    assert_eq!(d::LeaseRelease::try_from(incomplete).unwrap_err().field, "reader_generation");
     let generation = d::Generation(5);
     let new = w::ReleaseLeaseRequest { reader_node: "p0".into(), reader_generation: generation.to_string(), ..old };
     let reader = Some((d::NodeId::new("p0").unwrap(), generation));
@@ -201,7 +201,7 @@ fn versions_n_and_n_minus_1_serve_together() {
 }
 
 #[test]
-fn numbers_that_nobody_has_are_refused_by_name() {
+fn out_of_range_numbers_are_refused_by_name() {
     fn field<T: std::fmt::Debug>(result: Result<T, InvalidMessage>) -> &'static str {
         result.unwrap_err().field
     }

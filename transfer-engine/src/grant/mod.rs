@@ -19,7 +19,8 @@ use crate::{SegmentId, TransferError};
 
 /// Most ranges of one grant, after neighbours are joined.
 const MAX_RANGES: usize = 1 << 20;
-/// Most batches under one grant: the owner remembers each, so that a part that is sent twice counts once.
+/// Most batches under one grant: the owner remembers each, so that a part that is sent twice counts
+/// once.
 const MAX_BATCHES: usize = 1 << 16;
 /// Most parts of a batch. The writer makes parts as large as that needs.
 pub(crate) const MAX_PARTS: u32 = 1 << 16;
@@ -44,7 +45,7 @@ pub struct GrantSpec {
     pub segment: SegmentId,
     /// Byte ranges of the segment that it is for.
     pub ranges: Vec<Range<u64>>,
-    /// Who has it; `None`: whoever knows the id.
+    /// The writer that has it; `None`: any that knows the id.
     pub writer: Option<(NodeId, Generation)>,
     /// When it ends by itself.
     pub expires: Instant,
@@ -73,9 +74,10 @@ pub enum Arrival {
 
 /// Yields what arrives, in the order of completion.
 ///
-/// While it is full, trailers of further batches wait on their connections: writers see slow completions, and failures once their progress timeout has passed.
-/// Nothing else waits. Revoking a grant never does, so whoever reads arrivals may wait for a fence in between. Dropping the receiver turns notifications off;
-/// writes still complete.
+/// While it is full, trailers of further batches wait on their connections: writers see slow
+/// completions, and failures once their progress timeout has passed. Nothing else waits. Revoking a
+/// grant never does, so the reader of arrivals may wait for a fence in between. Dropping the
+/// receiver turns notifications off; writes still complete.
 #[derive(Debug)]
 pub struct ArrivalReceiver(mpsc::Receiver<Arrival>);
 
@@ -146,7 +148,7 @@ enum Progress {
 pub(crate) struct Grant {
     pub(crate) id: GrantId,
     pub(crate) region: Arc<MemoryRegion>,
-    /// Closed by the fence. Whoever writes into the ranges holds a pass.
+    /// Closed by the fence. A task that writes into the ranges holds a pass.
     pub(crate) gate: Gate,
     segment: SegmentId,
     access: Access,
@@ -215,7 +217,8 @@ impl Grant {
         }
     }
 
-    /// Whether a batch has arrived, all of it: that stays true when the grant ends, and a writer that missed the answer is told so.
+    /// Whether a batch has arrived, all of it: that stays true when the grant ends, and a writer
+    /// that missed the answer is told so.
     fn is_complete(&self, key: &BatchKey) -> bool {
         matches!(self.batches().batches.get(key), Some(Progress::Complete))
     }
@@ -230,7 +233,8 @@ impl Grant {
         Arrived(std::mem::take(&mut self.batches().batches))
     }
 
-    /// Takes account of a part that has landed. Returns the bytes of the batch where it is complete by it.
+    /// Takes account of a part that has landed. Returns the bytes of the batch if this part
+    /// completes it.
     pub(crate) fn commit(
         &self,
         key: &BatchKey,

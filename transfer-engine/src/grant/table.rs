@@ -31,7 +31,8 @@ struct Table {
     remembered: usize,
 }
 
-/// A grant that has ended, and how: for the text of a refusal, and for writers who missed an answer.
+/// A grant that has ended, and how: for the text of a refusal, and for writers who missed an
+/// answer.
 struct Ended {
     id: GrantId,
     reason: Reason,
@@ -61,7 +62,7 @@ impl Table {
     }
 }
 
-/// The grants of an engine, and the way to whoever hears of what they bring.
+/// The grants of an engine, and the channel to the reader of arrivals.
 pub(crate) struct GrantTable {
     table: Mutex<Table>,
     /// A grant that expires before all others was added.
@@ -89,7 +90,7 @@ impl GrantTable {
         let _ = self.fence.set(Box::new(fence));
     }
 
-    /// Resolves when nothing can land under a grant whose gate is closed.
+    /// Resolves when nothing can land under a grant whose fence guard is closed.
     async fn fenced(&self, grant: &Grant) {
         grant.gate.drained().await;
         if let Some(fence) = self.fence.get() {
@@ -138,7 +139,8 @@ impl GrantTable {
         self.lock().live.len()
     }
 
-    /// Ends a grant. From this call on nothing new lands; the future resolves when what was landing has.
+    /// Ends a grant. From this call on nothing new lands; the future resolves when what was landing
+    /// has.
     pub(crate) fn revoke(self: &Arc<Self>, id: GrantId) -> impl Future<Output = ()> + Send + use<> {
         let (table, grant) = (Arc::clone(self), self.find(id).ok());
         if let Some(grant) = &grant {
@@ -163,7 +165,8 @@ impl GrantTable {
 
     /// Ends grants when their time is over. Runs as long as the engine.
     pub(crate) async fn expire(&self) {
-        // At most one for each grant. None waits for another: a fence takes its time, and who hears of the end may be slow.
+        // At most one for each grant. None waits for another: a fence takes its time, and who hears
+        // of the end may be slow.
         let mut ending = FuturesUnordered::new();
         loop {
             let earlier = self.earlier.notified();
@@ -194,11 +197,11 @@ impl GrantTable {
         expired
     }
 
-    /// `first`: nobody has revoked it before.
+    /// `first`: it has not been revoked before.
     async fn expire_one(&self, (grant, first): (Arc<Grant>, bool)) {
         self.fenced(&grant).await;
-        // It counts among the live ones until this can be said, so that there are never more of these than grants may be. Whoever dropped the receiver does not
-        // want to know.
+        // It counts among the live ones until this can be said, so that there are never more of
+        // these than grants may be. An owner that dropped the receiver does not want to know.
         let room = if first { self.room().await } else { None };
         self.remove(&grant, Reason::Expired);
         if let Some(room) = room {
@@ -213,17 +216,19 @@ impl GrantTable {
         let forgotten = table.remove(grant.id, reason);
         self.gauge.set(table.live.len() as f64);
         drop(table);
-        // Many batches, perhaps: nobody waits for that.
+        // Many batches, perhaps: no task waits for that.
         drop(forgotten);
     }
 
-    /// Room for one arrival. Waits while the owner's queue is full; `None`: nobody listens any more.
+    /// Room for one arrival. Waits while the owner's queue is full; `None`: the receiver was
+    /// dropped.
     pub(crate) async fn room(&self) -> Option<mpsc::Permit<'_, Arrival>> {
         self.arrivals.reserve().await.ok()
     }
 
-    /// Takes account of a landed part and, where its batch is complete by it, tells the owner. The room comes first: between account and notification there
-    /// is no point at which this could be dropped.
+    /// Takes account of a landed part and, if this completes its batch, tells the owner. The room
+    /// comes first: between account and notification there is no point at which this could be
+    /// dropped.
     pub(crate) fn commit(
         &self,
         room: Option<mpsc::Permit<'_, Arrival>>,

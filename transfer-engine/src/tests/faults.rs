@@ -9,7 +9,8 @@ use super::harness::{LONG, TestNode, config, pair, span, whole};
 use super::proxy::{Fault, Proxy};
 use crate::{Arrival, FakeNetwork, TransferConfig, TransferEngine, TransferError};
 
-/// Of the batches below: one part of 3 frames, so that faults hit the handshake, heads, payloads and the trailer.
+/// Of the batches below: one part of 3 frames, so that faults hit the handshake, heads, payloads
+/// and the trailer.
 const BYTES: usize = 80_000;
 
 async fn faulty(faults: &[Fault]) -> (TestNode, TestNode, Proxy) {
@@ -68,7 +69,8 @@ async fn what_arrived_before_its_grant_ended_is_reported_complete() {
     let batch = writer.write(&proxy.via(&owner.descriptor), grant, whole(BYTES as u64));
     assert!(matches!(owner.arrival().await, Arrival::Batch { bytes, .. } if bytes == BYTES as u64));
     owner.engine.revoke(grant).await;
-    // With the connection the answers are lost; its parts are sent again, under a grant that has ended.
+    // With the connection the answers are lost; its parts are sent again, under a grant that has
+    // ended.
     writer.engine.disconnect();
     assert_eq!(batch.await.unwrap().bytes, BYTES as u64);
     assert!(proxy.accepted() >= 2);
@@ -109,7 +111,8 @@ async fn a_stall_is_noticed_and_the_batch_takes_another_connection() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_network_is_not_a_broken_one() {
-    // 1 s in all, 2.5 times the progress timeout; all bytes fit into the sockets' buffers, so that only the owner's word tells that they move.
+    // 1 s in all, 2.5 times the progress timeout; all bytes fit into the sockets' buffers, so that
+    // only the owner's word tells that they move.
     let (writer, owner, proxy) = faulty(&[Fault::Trickle(2000, Duration::from_millis(25))]).await;
     let grant = owner.grant(1, &writer, vec![0..BYTES as u64]);
     let started = Instant::now();

@@ -122,7 +122,8 @@ impl TestNode {
     pub(super) fn bytes(&self, range: Range<usize>) -> Vec<u8> {
         assert!(self.region.contains(&range));
         let from = self.region.as_ptr();
-        // SAFETY: inside the region. Another task may be receiving here; reads are volatile, and what they yield is only compared.
+        // SAFETY: inside the region. Another task may be receiving here; reads are volatile, and
+        // what they yield is only compared.
         range.map(|i| unsafe { from.add(i).read_volatile() }).collect()
     }
 

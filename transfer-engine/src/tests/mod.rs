@@ -1,4 +1,5 @@
-//! The engine as a whole: over TCP on the loopback, through a proxy that misbehaves, and on the fake network.
+//! The engine as a whole: over TCP on the loopback, through a proxy that misbehaves, and on the
+//! fake network.
 
 mod faults;
 mod fencing;

@@ -20,7 +20,8 @@ pub(super) enum Fault {
     None,
     /// Closes both sides after so many bytes from the writer.
     CutAfter(u64),
-    /// Forwards so many bytes from the writer, then nothing, but stays open. [`Proxy::release`] ends it.
+    /// Forwards so many bytes from the writer, then nothing, but stays open. [`Proxy::release`]
+    /// ends it.
     StallAfter(u64),
     /// Closes both sides after so many bytes from the owner.
     CutRepliesAfter(u64),
@@ -53,7 +54,8 @@ impl Proxy {
     /// Connection `i` gets fault `i`, the later ones the last.
     pub(super) async fn before(owner: &SegmentDescriptor, tasks: &TaskSet, faults: &[Fault]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        // Inherited by what it accepts, so that a stalled connection holds a known number of bytes: these, and Linux' 4 MiB at the writer (tcp_wmem).
+        // Inherited by what it accepts, so that a stalled connection holds a known number of bytes:
+        // these, and Linux' 4 MiB at the writer (tcp_wmem).
         socket2::SockRef::from(&listener).set_recv_buffer_size(64 << 10).unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let shared = Arc::new(Shared { faults: Mutex::new(faults.iter().copied().collect()), ..Shared::default() });

@@ -1,4 +1,5 @@
-//! RDMA, where there are devices: `scripts/test-rdma.sh` runs these in a virtual machine with two Soft-RoCE rails, `v0` and `v1`.
+//! RDMA, if there are devices: `scripts/test-rdma.sh` runs these in a virtual machine with two
+//! Soft-RoCE rails, `v0` and `v1`.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -159,7 +160,8 @@ impl Stream {
         all
     }
 
-    /// Batches until the writer has so many lanes to the owner: one per rail, and a TCP one where all rails were lost once.
+    /// Batches until the writer has so many lanes to the owner: one per rail, and a TCP one if all
+    /// rails were lost once.
     async fn until_whole(&mut self, lanes: usize) {
         let limit = Instant::now() + Duration::from_secs(10);
         // There is no path before the first batch.
@@ -210,7 +212,8 @@ async fn rails_go_and_come_back_and_no_batch_is_lost() {
         "{} batches, none lost or wrong; {one} until rdma with rail 0 down, {none} until tcp with both down, {back} until rdma again",
         stream.next
     );
-    // Beside a stream that never lost a rail, in turns: the machine's rate differs from second to second.
+    // Beside a stream that never lost a rail, in turns: the machine's rate differs from second to
+    // second.
     let mut fresh = Stream::new().await;
     fresh.until_whole(2).await;
     let mut ratios = Vec::new();

@@ -102,7 +102,8 @@ pub(super) async fn check_refusals(kind: TransportKind) {
     assert!(overlap.to_string().contains("overlap"), "{overlap}");
 }
 
-/// A lease that ends while it is read under: whatever the reader is told, it never takes changed bytes for the leased ones.
+/// A lease that ends while it is read under: whatever the reader is told, it never takes changed
+/// bytes for the leased ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_that_changed_after_the_lease_are_not_delivered() {
     for kind in KINDS {
@@ -181,7 +182,8 @@ async fn bulk_batches_delay_an_urgent_one_by_one_part_at_most() {
             writer.engine.write(writer.segment, &descriptor, grant, spans, options)
         };
         let (mut told, mut most) = (0, 0);
-        // Bulk that was all through before the urgent batch says nothing: a busy machine may stop this task for as long as all of it takes.
+        // Bulk that was all through before the urgent batch says nothing: a busy machine may stop
+        // this task for as long as all of it takes.
         for _ in 0..50 {
             let bulk: Vec<_> = (0..bulk_bytes / part).map(bulk).collect();
             assert!(matches!(owner.arrival().await, Arrival::Batch { tag: 0, .. }), "bulk is under way");
@@ -196,7 +198,8 @@ async fn bulk_batches_delay_an_urgent_one_by_one_part_at_most() {
             }
             urgent.await.unwrap();
             if arrived + before < bulk.len() {
-                // One part that was under way, and one that had arrived between the look at the arrivals and the call.
+                // One part that was under way, and one that had arrived between the look at the
+                // arrivals and the call.
                 assert!(before <= 2, "{kind}: {before} parts of bulk batches went before the urgent one");
                 (told, most) = (told + 1, most.max(before));
             }

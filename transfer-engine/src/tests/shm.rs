@@ -54,7 +54,8 @@ async fn a_fence_stops_the_owners_copies() {
     check_fence(SHM, 64 << 20, Duration::from_micros(400)).await;
 }
 
-/// Revokes a grant at many moments of a batch, reuses the memory at once, and looks whether it stays as it is.
+/// Revokes a grant at many moments of a batch, reuses the memory at once, and looks whether it
+/// stays as it is.
 pub(super) async fn check_fence(transport: TransportChoice, bytes: usize, step: Duration) {
     let (writer, owner) = pair_over(transport, bytes).await;
     let sample = || (0..bytes).step_by(1 << 18).map(|at| owner.bytes(at..at + 8)).collect::<Vec<_>>();
@@ -79,20 +80,22 @@ fn spin(time: Duration) {
     }
 }
 
-/// A batch that has resolved leaves its source to its owner: what is copied later must never be believed.
+/// A batch that has resolved leaves its source to its owner: what is copied later must never be
+/// believed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_batch_never_arrives_with_later_bytes() {
     check_cancel(SHM, 32 << 20).await;
 }
 
 pub(super) async fn check_cancel(transport: TransportChoice, bytes: usize) {
-    // No connection is given up for want of progress: what a cancelled batch holds must come back by itself.
+    // No connection is given up for want of progress: what a cancelled batch holds must come back
+    // by itself.
     let patient = |name| TransferConfig { transport, progress_timeout: LONG, ..config(name, 1) };
     let writer = TestNode::bind(patient("w"), bytes).await;
     let mut owner = TestNode::bind(patient("o"), bytes).await;
     let (mut complete, mut cancelled, mut whole_takes) = (0, 0, Duration::from_secs(1));
     for round in 0..1000u32 {
-        // Where the machine is busy with something else, cancelling may come too late again and again.
+        // If the machine is busy with something else, cancelling may come too late again and again.
         if round >= 100 && complete > 5 && cancelled > 5 {
             break;
         }
@@ -100,7 +103,7 @@ pub(super) async fn check_cancel(transport: TransportChoice, bytes: usize) {
         let first = writer.bytes(bytes - 8..bytes);
         let grant = owner.grant(round.into(), &writer, vec![0..bytes as u64]);
         let batch = writer.write(&owner.descriptor, grant, whole(bytes as u64));
-        // The first ones are let go on, so that the others can be cancelled all along the way.
+        // The first ones may go on, so that the others can be cancelled all along the way.
         if round >= 5 {
             spin(whole_takes * (round % 20) / 8);
             batch.cancel();
@@ -114,7 +117,8 @@ pub(super) async fn check_cancel(transport: TransportChoice, bytes: usize) {
         let later = writer.bytes(bytes - 8..bytes);
         tokio::time::sleep(Duration::from_millis(2)).await;
         while let Some(Arrival::Batch { grant: arrived, .. }) = owner.arrivals.try_recv() {
-            // It may have become complete before it was cancelled, unheard; then with the bytes it had.
+            // It may have become complete before it was cancelled, unheard; then with the bytes it
+            // had.
             assert_eq!(arrived, grant);
             assert!(owner.bytes(bytes - 8..bytes) == first && first != later, "round {round}: torn");
             complete += 1;
@@ -190,9 +194,15 @@ fn with_shm_at(descriptor: &SegmentDescriptor, address: &str) -> SegmentDescript
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn containers_that_cannot_share_fall_back() {
     let (writer, owner) = pair_over(TransportChoice::Auto, 1 << 16).await;
-    let here = owner.descriptor.address(TransportKind::Shm).unwrap().split_once('/').unwrap().0.to_owned();
-    // Where there is no way, there is nothing to fall back from.
-    for (address, fallbacks) in [(format!("{here}/@nobody-listens-here"), 1), ("another-host/@x".to_owned(), 0)] {
+    let address = owner.descriptor.address(TransportKind::Shm).unwrap();
+    let here = address.split_once('/').unwrap().0;
+    let network = address.rsplit_once('-').unwrap().1;
+    // If there is no way, there is nothing to fall back from.
+    for (address, fallbacks) in [
+        (format!("{here}/@no-listener-here-{network}"), 1),
+        (format!("{here}/@in-another-network-net:[1]"), 0),
+        ("another-host/@x".to_owned(), 0),
+    ] {
         let grant = owner.grant(address.len() as u64, &writer, vec![0..1 << 16]);
         let remote = with_shm_at(&owner.descriptor, &address);
         let report = writer.write(&remote, grant, whole(1 << 16)).await.unwrap();

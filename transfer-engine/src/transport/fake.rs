@@ -1,4 +1,5 @@
-//! A network within one process, with faults on demand. Grants, fencing, notifications and errors are the real ones.
+//! A network within one process, with faults on demand. Grants, fencing, notifications and errors
+//! are the real ones.
 
 #![allow(unsafe_code)] // copies between two registered regions; see the SAFETY note
 
@@ -43,7 +44,8 @@ struct Network {
     faults: FakeFaults,
 }
 
-/// Connects the engines made with [`TransferEngine::fake`](crate::TransferEngine::fake). Cheap to clone.
+/// Connects the engines made with [`TransferEngine::fake`](crate::TransferEngine::fake). Cheap to
+/// clone.
 #[derive(Clone, Default)]
 pub struct FakeNetwork {
     network: Arc<Mutex<Network>>,
@@ -158,8 +160,10 @@ impl FakeTransport {
         let remote = (&grant.region, span.remote_offset as usize);
         let ((source, from), (target, to)) = if job.op == Op::Write { (local, remote) } else { (remote, local) };
         assert!(source.contains(&(from..from + len)) && target.contains(&(to..to + len)));
-        // SAFETY: both spans lie inside their mappings (asserted), which the Arcs keep alive. Both passes are held: the caller keeps off the local spans until
-        // its batch resolves, and the owner keeps everybody off granted ranges until the grant is fenced. `copy` allows overlap.
+        // SAFETY: both spans lie inside their mappings (asserted), which the Arcs keep alive. Both
+        // passes are held: the caller keeps off the local spans until its batch resolves, and the
+        // owner lets nothing else use granted ranges until the grant is fenced. `copy` allows
+        // overlap.
         unsafe { std::ptr::copy(source.as_ptr().add(from), target.as_ptr().add(to), len) };
         self.host.metrics.of(TransportKind::Fake).bytes_out.increment(len as u64);
         *allowed -= len as u64;

@@ -1,4 +1,5 @@
-//! What carries bytes. Each transport carries batches for its engine, and lets peers' batches read and write under the engine's grants.
+//! What carries bytes. Each transport carries batches for its engine, and lets peers' batches read
+//! and write under the engine's grants.
 
 pub(crate) mod fake;
 pub(crate) mod net;
@@ -33,7 +34,8 @@ pub(crate) struct Job {
     pub(crate) local_segment: SegmentId,
     /// Sorted by where they go to, disjoint there, inside both segments.
     pub(crate) spans: Vec<SpanPair>,
-    /// Closed when the batch is over. Whoever touches the local memory holds a pass, and gives it back at once when the gate closes.
+    /// Closed when the batch is over. A task that touches the local memory holds a pass, and gives
+    /// it back at once when the fence guard closes.
     pub(crate) gate: Arc<Gate>,
 }
 
@@ -43,8 +45,9 @@ pub(crate) trait Transport: Send + Sync {
     /// Makes memory known. Where peers reach it, best first.
     fn register(&self, segment: SegmentId, region: &Arc<MemoryRegion>) -> Result<Vec<TransportAddress>, TransferError>;
 
-    /// Carries a batch. Resolves to what carried it (its last part, where several did) when every byte is visible at the target and acknowledged. May be dropped at any await, after which the closed
-    /// gate stops what is left.
+    /// Carries a batch. Resolves to what carried it (its last part, if several did) when every byte
+    /// is visible at the target and acknowledged. May be dropped at any await, after which the
+    /// closed fence guard stops what is left.
     fn carry(self: Arc<Self>, job: Job) -> CarryFuture;
 
     /// How each owner written to is reached.

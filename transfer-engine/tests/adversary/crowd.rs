@@ -14,7 +14,7 @@ use crate::peer::{Peer, Usage};
 
 /// What each peer writes once.
 const BYTES: u64 = 4096;
-/// The grant of everybody.
+/// The grant of all peers.
 const GRANT: GrantId = GrantId(1);
 const PROCESSES: u64 = 4;
 /// The target of issue 3: memory of one idle peer, bytes.
@@ -129,7 +129,8 @@ pub async fn idle_peers(transport: TransportChoice, peers: u64, idle: Duration) 
     );
 }
 
-/// Over rdma each way has a queue pair of its own. Of fewer peers than the target speaks of, each bears more of what processes grow by.
+/// Over rdma each way has a queue pair of its own. Of fewer peers than the target speaks of, each
+/// bears more of what processes grow by.
 fn limit((transport, peers): (TransportChoice, u64), files: f64) -> u64 {
     let both_ways = transport == TransportChoice::Only(TransportKind::Rdma) && files > 1.5;
     let limit = if both_ways { 2 * PEER_BYTES } else { PEER_BYTES };
@@ -151,7 +152,8 @@ fn total(all: &[Usage]) -> Usage {
 fn report((transport, peers): (TransportChoice, u64), who: &str, (bytes, files): (u64, f64)) {
     println!("{peers} peers over {transport}: {who}: {bytes} bytes and {files:.2} file descriptors per idle peer");
     assert!(bytes <= limit((transport, peers), files) && files <= PEER_FILES as f64);
-    // Each process's first peer is in what this is compared with, and on a slow machine it may have been idle for long enough to be let go since.
+    // Each process's first peer is in what this is compared with, and on a slow machine it may have
+    // been idle for long enough to be disconnected since.
     let let_go = PROCESSES as f64 / peers as f64;
     assert!(files >= 1.0 - let_go, "the peers are not connected");
 }

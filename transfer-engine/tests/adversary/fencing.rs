@@ -1,4 +1,5 @@
-//! Writers that are stopped in mid-batch: their grants end at once, their ranges are used again, and nothing lands there when they go on.
+//! Writers that are stopped in mid-batch: their grants end at once, their ranges are used again,
+//! and nothing lands there when they go on.
 
 use std::collections::HashSet;
 use std::ops::Range;

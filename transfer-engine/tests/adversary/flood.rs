@@ -86,7 +86,8 @@ pub async fn silent_connections(transport: TransportChoice) {
             let (begun, limit) = (Instant::now(), Duration::from_millis(CONNECT_MS + 500));
             for mut raw in kept {
                 let end = raw.reply_within(limit.saturating_sub(begun.elapsed()) + Duration::from_millis(1)).await;
-                // One that the victim had not come to yet may still be told that it is one too many.
+                // One that the victim had not come to yet may still be told that it is one too
+                // many.
                 assert!(matches!(end, Some(Reply::Closed | Reply::Reject(rejected::FULL))), "{end:?}");
             }
         })

@@ -1,5 +1,5 @@
-//! Mutated transcripts against a live owner over real sockets: it never panics, nothing lands outside of the grant, and each connection is answered or closed in
-//! bounded time.
+//! Mutated transcripts against a live owner over real sockets. It never panics, nothing lands
+//! outside of the grant, and each connection is answered or closed in bounded time.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,7 +19,8 @@ const GRANT: u64 = 1;
 const UNTOUCHED: u64 = 78;
 const CONNECT_MS: u64 = 1000;
 const PROGRESS_MS: u64 = 500;
-/// Within which the owner answers or closes, once nothing more comes: twice its progress timeout, and room.
+/// Within which the owner answers or closes, once nothing more comes: twice its progress timeout,
+/// and room.
 const ANSWER: Duration = Duration::from_secs(5);
 /// Connections at the same time.
 const TASKS: usize = 4;
@@ -177,7 +178,7 @@ async fn play_many(owner: SegmentDescriptor, mut random: Random, until: Instant)
     replies
 }
 
-/// A few seconds of it, or minutes where `BATON_TEST_LONG` is set.
+/// A few seconds of it, or minutes if `BATON_TEST_LONG` is set.
 pub async fn mutated_transcripts(transport: TransportChoice) {
     let seconds = if std::env::var_os("BATON_TEST_LONG").is_some() { 180 } else { 4 };
     let mut random = Random::from_environment("fuzz");

@@ -1,5 +1,5 @@
-//! Peers that lie, stall and flood. Each is refused, with a reason where it speaks the protocol at all; the owner's memory stays bounded, and a well-behaved
-//! peer's batches complete all the while.
+//! Peers that lie, stall and flood. Each is refused, with a reason if it speaks the protocol at
+//! all. The owner's memory stays bounded, and a well-behaved peer's batches complete all the while.
 
 #![allow(unsafe_code)] // one write to memory that is the hostile peer's own
 
@@ -24,7 +24,7 @@ const GOOD: std::ops::Range<u64> = 0..MIB;
 /// The hostile peer's grant.
 pub const GRANTED: std::ops::Range<u64> = 2 * MIB..3 * MIB;
 const SEGMENT_BYTES: u64 = 4 * MIB;
-/// Pattern of the memory that nobody may write.
+/// Pattern of the memory that no peer may write.
 const UNTOUCHED: u64 = 77;
 /// Grants of the victim.
 pub mod grant {
@@ -39,9 +39,11 @@ pub mod grant {
 /// Settings of the victim, milliseconds.
 pub const CONNECT_MS: u64 = 1000;
 pub const PROGRESS_MS: u64 = 500;
-/// Growth of the victim's memory that is never exceeded: 1,024 connections of at most 8 KiB of frame, 16 KiB of scratch and 8 KiB of state.
+/// Upper bound on the growth of the victim's memory: 1,024 connections of at most 8 KiB of frame,
+/// 16 KiB of scratch and 8 KiB of state.
 const GROWTH_LIMIT: u64 = 32 * MIB;
-/// How much slower the well-behaved peer's batches may be on average, on a machine that is busy with the attack: it shares two cores with both sides of it.
+/// How much slower the well-behaved peer's batches may be on average. The machine is busy with the
+/// attack: the peer shares two cores with both sides of it.
 const SLOWER: f64 = 10.0;
 /// How often a series of quick attacks is run.
 const REPEATS: usize = 20;
@@ -99,7 +101,7 @@ impl Scene {
         Raw::open(&self.descriptor, connection, ("hostile", 1)).await
     }
 
-    /// Runs an attack; then checks that it cost nobody anything.
+    /// Runs an attack; then checks that it cost no other peer anything.
     pub async fn endures<T>(&mut self, what: &str, attack: impl AsyncFnOnce(&mut Peer, &SegmentDescriptor) -> T) -> T {
         let (meanwhile, result) = self.meanwhile(attack).await;
         self.check(what, &meanwhile).await;
@@ -165,7 +167,7 @@ const PASSED: usize = 1 << 20;
 /// Passes a page of slots, in which slot 0 holds token 1, and a segment.
 fn pass_memory(raw: &Raw) -> [MemoryRegion; 2] {
     let [slots, segment] = [4096, PASSED].map(|bytes| MemoryRegion::allocate_shared(bytes).unwrap());
-    // SAFETY: nobody else knows of it yet.
+    // SAFETY: no other task knows of it yet.
     unsafe { slots.slice_mut(0..8) }.copy_from_slice(&1u64.to_ne_bytes());
     raw.send_with_file(&frame(kind::SLOTS, &4096u64.to_be_bytes()), slots.shared_file().unwrap());
     raw.send_with_file(&source(0, PASSED as u64), segment.shared_file().unwrap());
@@ -192,7 +194,8 @@ async fn write_part(raw: &mut Raw, way: u8, (batch, grant, segment): (u64, u64, 
 /// What it is, grant, segment, spans of offset and length, and the reason for which it is refused.
 type Lie<'a> = (&'a str, u64, u32, &'a [(u64, u32)], u8);
 
-/// Writes that no grant covers: each refused for its own reason, nothing lands, and the connection goes on.
+/// Writes that no grant covers: each refused for its own reason, nothing lands, and the connection
+/// goes on.
 pub async fn lies_about_grants(transport: TransportChoice) {
     let mut scene = Scene::set(transport).await;
     let way = via(&scene.descriptor);
@@ -211,7 +214,7 @@ pub async fn lies_about_grants(transport: TransportChoice) {
         ("revoked grant", grant::REVOKED, 0, &[(start, 1)], refused::REVOKED),
         ("expired grant", grant::EXPIRED, 0, &[(start, 1)], refused::EXPIRED),
         ("a grant of another generation", grant::OTHER_GENERATION, 0, &[(start, 1)], refused::WRONG_WRITER),
-        ("somebody else's grant", grant::SOMEBODY_ELSES, 0, &[(start, 1)], refused::WRONG_WRITER),
+        ("another writer's grant", grant::SOMEBODY_ELSES, 0, &[(start, 1)], refused::WRONG_WRITER),
     ];
     scene
         .endures("lies about grants", async |victim, _| {
@@ -255,7 +258,7 @@ pub async fn lies_in_the_handshake(transport: TransportChoice) {
             hello(VERSION, 2, ("hostile", 4), ("victim", 1), way),
             rejected::STALE_WRITER,
         ),
-        ("another target", hello(VERSION, 2, me, ("somebody", 1), way), rejected::WRONG_NODE),
+        ("another target", hello(VERSION, 2, me, ("another", 1), way), rejected::WRONG_NODE),
         ("a version of the far future", hello(VERSION + 2, 2, me, ("victim", 1), way), rejected::VERSION),
         ("no version", hello(0, 2, me, ("victim", 1), way), rejected::VERSION),
         ("a number that is in use", hello(VERSION, 1, me, ("victim", 1), way), rejected::IN_USE),
@@ -272,7 +275,8 @@ pub async fn lies_in_the_handshake(transport: TransportChoice) {
         .await;
 }
 
-/// Frames that are none, or that promise what nobody can keep: each ends its connection with a message.
+/// Frames that are none, or that promise what no peer can keep: each ends its connection with a
+/// message.
 pub async fn broken_frames(transport: TransportChoice) {
     let mut scene = Scene::set(transport).await;
     let way = via(&scene.descriptor);
@@ -420,7 +424,7 @@ pub async fn deaf_peer(transport: TransportChoice) {
         .await;
 }
 
-/// Files that are not what the frames say: mapping them must not bring the victim down.
+/// Files that are not what the frames say: mapping them must not crash the victim.
 pub async fn broken_memory(transport: TransportChoice) {
     let mut scene = Scene::set(transport).await;
     let sealed = MemoryRegion::allocate_shared(4096).unwrap();

@@ -1,4 +1,5 @@
-//! The engine among peers that die, hang, lie and flood. Engines in several processes, over each transport that this machine has.
+//! The engine among peers that die, hang, lie and flood. Engines in several processes, over each
+//! transport that this machine has.
 
 // Tests read the clock and wait.
 #![allow(clippy::disallowed_methods)]
@@ -26,7 +27,7 @@ use baton_transfer_engine::{TransportChoice, TransportKind};
 
 use torn_writes::Killer;
 
-/// Peers without work for this long are let go, where that is looked at.
+/// Peers without work for this long are disconnected, in tests of that.
 const IDLE: Duration = Duration::from_secs(6);
 const TCP: TransportChoice = TransportChoice::Only(TransportKind::Tcp);
 const SHM: TransportChoice = TransportChoice::Only(TransportKind::Shm);
@@ -48,7 +49,7 @@ async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_tcp() {
 }
 
 #[tokio::test]
-async fn a_thousand_idle_peers_cost_little_and_are_let_go_over_tcp() {
+async fn a_thousand_idle_peers_cost_little_and_are_disconnected_over_tcp() {
     crowd::idle_peers(TCP, 1000, IDLE).await;
 }
 
@@ -78,12 +79,12 @@ async fn a_peer_that_never_reads_is_closed_over_tcp() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_silent_connections_hurt_nobody_over_tcp() {
+async fn ten_thousand_silent_connections_hurt_no_other_peer_over_tcp() {
     flood::silent_connections(TCP).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_idle_connections_keep_nobody_out_over_tcp() {
+async fn ten_thousand_idle_connections_keep_no_peer_out_over_tcp() {
     flood::idle_connections(TCP).await;
 }
 
@@ -98,7 +99,7 @@ async fn a_batch_without_end_takes_bounded_memory_over_tcp() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn peers_that_keep_an_owner_busy_starve_nobody_over_tcp() {
+async fn peers_that_keep_an_owner_busy_starve_no_other_peer_over_tcp() {
     flood::busy_peers(TCP).await;
 }
 
@@ -123,7 +124,7 @@ async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_shm() {
 }
 
 #[tokio::test]
-async fn a_thousand_idle_peers_cost_little_and_are_let_go_over_shm() {
+async fn a_thousand_idle_peers_cost_little_and_are_disconnected_over_shm() {
     crowd::idle_peers(SHM, 1000, IDLE).await;
 }
 
@@ -153,6 +154,6 @@ async fn peers_that_take_for_ever_are_closed_over_shm() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_silent_connections_hurt_nobody_over_shm() {
+async fn ten_thousand_silent_connections_hurt_no_other_peer_over_shm() {
     flood::silent_connections(SHM).await;
 }

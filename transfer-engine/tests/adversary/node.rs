@@ -20,7 +20,8 @@ pub const LONG: Duration = Duration::from_secs(120);
 /// No grant ends by itself, however long the machine takes.
 const GRANT_LIFE: Duration = Duration::from_secs(3600);
 
-/// Small frames and parts, so that small tests have many; many retries, so that a batch lives through many failures.
+/// Small frames and parts, so that small tests have many; many retries, so that a batch lives
+/// through many failures.
 pub fn config(name: &str, transport: TransportChoice) -> TransferConfig {
     let mut config = TransferConfig::new(NodeId::new(name).unwrap(), Generation(1), "127.0.0.1:0".parse().unwrap());
     config.transport = transport;
@@ -64,7 +65,7 @@ impl Node {
         }
     }
 
-    /// Gives anybody the right to write the first bytes.
+    /// Gives any peer the right to write the first bytes.
     pub fn grant_to_all(&self, id: GrantId, bytes: u64) {
         let (segment, ranges, expires) = (self.segment, vec![0..bytes], Instant::now() + GRANT_LIFE);
         self.engine.grant(GrantSpec { id, segment, ranges, writer: None, expires }).unwrap();
@@ -91,7 +92,8 @@ impl Memory {
         let range = range.start as usize..range.end as usize;
         assert!(self.0.contains(&range));
         let mut copy = vec![0u8; range.len()];
-        // SAFETY: inside the region (asserted). A peer may write at the same time; the bytes are only compared.
+        // SAFETY: inside the region (asserted). A peer may write at the same time; the bytes are
+        // only compared.
         unsafe { std::ptr::copy_nonoverlapping(self.0.as_ptr().add(range.start), copy.as_mut_ptr(), copy.len()) };
         copy
     }

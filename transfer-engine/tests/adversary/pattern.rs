@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-/// A bijection of 64 bits without visible order (the finalizer of SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
+/// A bijection of 64 bits without visible order (the finalizer of SplitMix64: Steele, Lea, Flood,
+/// OOPSLA 2014).
 fn mix(value: u64) -> u64 {
     let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -14,7 +15,8 @@ fn word(tag: u64, index: u64) -> [u8; 8] {
     mix(mix(tag) ^ index).to_le_bytes()
 }
 
-/// Writes pattern `tag` as it stands at `offset` of the destination, so that bytes of another batch or from another place show.
+/// Writes pattern `tag` as it stands at `offset` of the destination, so that bytes of another batch
+/// or from another place show.
 pub fn fill(bytes: &mut [u8], tag: u64, offset: u64) {
     let (mut at, mut rest) = (offset, bytes);
     while !rest.is_empty() {
@@ -38,7 +40,8 @@ pub fn pattern(tag: u64, range: Range<u64>) -> Vec<u8> {
 pub struct Random(u64);
 
 impl Random {
-    /// The seed of `BATON_TEST_SEED`, or a new one; it is printed, so that a failure can be repeated.
+    /// The seed of `BATON_TEST_SEED`, or a new one; it is printed, so that a failure can be
+    /// repeated.
     pub fn from_environment(test: &str) -> Self {
         let seed = std::env::var("BATON_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
         let seed = seed.unwrap_or_else(baton_runtime::random_u64);

@@ -1,4 +1,5 @@
-//! Another process with an engine. It is this test binary once more, and does what it is told over its standard input, a socket; see `other_process.rs`.
+//! Another process with an engine. It is this test binary once more, and does what it is told over
+//! its standard input, a socket; see `other_process.rs`.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -81,7 +82,7 @@ impl Peer {
         self.tell(&format!("aim {}", to_hex(descriptor))).await;
     }
 
-    /// Has it give a right to write, to a node in a generation, or to anybody (`-`), for so long.
+    /// Has it give a right to write, to a node in a generation, or to any peer (`-`), for so long.
     pub async fn grant(&mut self, id: u64, writer: (&str, u64), range: Range<u64>, time: Duration) {
         let ((node, generation), Range { start, end }) = (writer, range);
         self.ask(&format!("grant {id} {node} {generation} {start} {end} {}", time.as_millis())).await;
@@ -114,7 +115,8 @@ impl Peer {
         Usage { resident: resident.parse().unwrap(), files: files.parse().unwrap() }
     }
 
-    /// Has it write a batch of spans, filled with pattern `tag` as it stands at their remote offsets.
+    /// Has it write a batch of spans, filled with pattern `tag` as it stands at their remote
+    /// offsets.
     pub async fn write(&mut self, tag: u64, grant: GrantId, spans: &[SpanPair]) {
         let mut line = format!("write {tag} {}", grant.0);
         for SpanPair { local_offset, remote_offset, len } in spans {
@@ -131,7 +133,8 @@ impl Peer {
         }
     }
 
-    /// Has its engine close its connections, from now on, each time after some milliseconds between these.
+    /// Has its engine close its connections, from now on, each time after some milliseconds between
+    /// these.
     pub async fn disconnect_at_random(&mut self, seed: u64, (least_ms, most_ms): (u64, u64)) {
         self.tell(&format!("disconnect {seed} {least_ms} {most_ms}")).await;
     }
@@ -163,7 +166,8 @@ impl Peer {
 
     #[allow(unsafe_code)] // kill(2) has no safe form in the standard library
     fn signal(&self, signal: i32) {
-        // SAFETY: no memory is involved; the process is our child and not yet waited for, so the number is its own.
+        // SAFETY: no memory is involved; the process is our child and not yet waited for, so the
+        // number is its own.
         assert_eq!(unsafe { libc::kill(self.child.id() as libc::pid_t, signal) }, 0);
     }
 
@@ -182,7 +186,7 @@ impl Peer {
         }
     }
 
-    /// The next answer, or the next end of a batch; whoever drops the future loses nothing.
+    /// The next answer, or the next end of a batch; dropping the future loses nothing.
     async fn line(&mut self) -> Result<String, Outcome> {
         let line = tokio::time::timeout(LONG, self.lines.next_line()).await.expect("the other process answers in time");
         let line = line.unwrap().expect("the other process lives");

@@ -32,7 +32,8 @@ struct Shared {
 }
 
 impl Proxy {
-    /// In front of an owner. Each connection ends after a random number of bytes, or at a random moment, whichever comes first.
+    /// In front of an owner. Each connection ends after a random number of bytes, or at a random
+    /// moment, whichever comes first.
     pub async fn before(owner: &SegmentDescriptor, mut random: Random) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -108,7 +109,8 @@ enum Death {
     End,
     /// Both sides hear a reset; what is on its way is lost.
     Reset,
-    /// The writer hears a reset. What is on its way arrives at the owner later, as from a network that holds packets back.
+    /// The writer hears a reset. What is on its way arrives at the owner later, as from a network
+    /// that holds packets back.
     Limbo(Duration),
 }
 

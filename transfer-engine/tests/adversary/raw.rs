@@ -1,5 +1,5 @@
-//! The wire format by hand, frame by frame: for what the engine would never send. Written from the description of the format, not with the engine's code, so that a
-//! change of the format shows.
+//! The wire format by hand, frame by frame: for what the engine would never send. Written from the
+//! description of the format, not with the engine's code, so that a change of the format shows.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -85,7 +85,8 @@ pub fn hello(version: u16, connection: u64, writer: (&str, u64), target: (&str, 
     [MAGIC, &frame(kind::HELLO, &body)].concat()
 }
 
-/// The head of a DATA frame of part 0: batch, grant, segment, spans of offset and length. The payload is the caller's.
+/// The head of a DATA frame of part 0: batch, grant, segment, spans of offset and length. The
+/// payload is the caller's.
 pub fn data(batch: u64, grant: u64, segment: u32, spans: &[(u64, u32)]) -> Vec<u8> {
     let mut body =
         [&batch.to_be_bytes()[..], &grant.to_be_bytes(), &0u32.to_be_bytes(), &segment.to_be_bytes()].concat();
@@ -96,7 +97,8 @@ pub fn data(batch: u64, grant: u64, segment: u32, spans: &[(u64, u32)]) -> Vec<u
     frame(kind::DATA, &body)
 }
 
-/// A COPY frame of part 0: batch, grant, segment, and spans of offset, length and offset in segment 0 of the writer. Slot 0 and token 1.
+/// A COPY frame of part 0: batch, grant, segment, and spans of offset, length and offset in segment
+/// 0 of the writer. Slot 0 and token 1.
 pub fn copy(batch: u64, grant: u64, segment: u32, spans: &[(u64, u32, u64)]) -> Vec<u8> {
     let mut body =
         [&batch.to_be_bytes()[..], &grant.to_be_bytes(), &0u32.to_be_bytes(), &segment.to_be_bytes()].concat();
@@ -190,7 +192,8 @@ impl Raw {
         message.msg_control = control.as_mut_ptr().cast();
         // SAFETY: only computes lengths.
         message.msg_controllen = unsafe { libc::CMSG_SPACE(4) } as _;
-        // SAFETY: the header lies in `control`, which is aligned for it and has room for it and one descriptor; the pieces live until the call returns.
+        // SAFETY: the header lies in `control`, which is aligned for it and has room for it and one
+        // descriptor; the pieces live until the call returns.
         let sent = unsafe {
             let header = libc::CMSG_FIRSTHDR(&raw const message);
             ((*header).cmsg_level, (*header).cmsg_type) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);

@@ -1,5 +1,5 @@
-//! Over RDMA, where there are devices: `scripts/test-rdma.sh` runs these in a virtual machine with two Soft-RoCE rails. It emulates its processor, so that
-//! they write less than the others do.
+//! Over RDMA, if there are devices: `scripts/test-rdma.sh` runs these in a virtual machine with two
+//! Soft-RoCE rails. It emulates its processor, so that they write less than the others do.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_rdma() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-async fn idle_peers_cost_little_and_are_let_go_over_rdma() {
+async fn idle_peers_cost_little_and_are_disconnected_over_rdma() {
     let (peers, idle) = if std::env::var_os("BATON_TEST_LONG").is_some() { (1000, 25) } else { (200, 6) };
     crowd::idle_peers(RDMA, peers, Duration::from_secs(idle)).await;
 }

@@ -1,4 +1,5 @@
-//! Batches of random spans while connections die: at the moment of each notification every byte is where it belongs, and no other byte has changed.
+//! Batches of random spans while connections die: at the moment of each notification every byte is
+//! where it belongs, and no other byte has changed.
 
 use std::time::{Duration, Instant};
 

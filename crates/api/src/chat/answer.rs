@@ -47,7 +47,7 @@ impl Choice {
 
     fn whole(&self, index: usize, wants_logprobs: bool) -> WholeChoice<'_> {
         let Self { text, reasoning, calls, logprobs, finish_reason } = self;
-        // Where there are calls alone, nothing was said.
+        // If there are calls alone, nothing was said.
         let content = (!text.is_empty() || calls.is_empty()).then_some(text.as_str());
         let tool_calls = calls.iter().map(WholeCall::of).collect();
         WholeChoice {
@@ -230,7 +230,8 @@ impl Answer for ChatAnswer {
                 }
                 self.so_far.output(&delta.token_ids);
                 let told = Delta::of(&delta);
-                // Text may be held back. Where usage is told with every chunk, it goes on all the same.
+                // Text may be held back. If usage is told with every chunk, it goes on all the
+                // same.
                 if told.is_empty() && delta.logprobs.is_empty() && !self.head.options.continuous_usage_stats {
                     return Vec::new();
                 }

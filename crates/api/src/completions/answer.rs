@@ -220,7 +220,8 @@ impl Answer for CompletionAnswer {
             Some(Event::Delta(delta)) => {
                 self.so_far.output(&delta.token_ids);
                 let piece = self.choices[choice].delta(delta);
-                // Text may be held back. Where usage is told with every chunk, it goes on all the same.
+                // Text may be held back. If usage is told with every chunk, it goes on all the
+                // same.
                 if piece.is_empty() && !self.head.options.continuous_usage_stats {
                     return Vec::new();
                 }

@@ -143,7 +143,7 @@ impl Block {
     }
 }
 
-/// A block where text alone is served.
+/// A block if only text is served.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "TextBlockFields")]
 pub(super) struct TextBlock(String);
@@ -171,7 +171,8 @@ pub(super) fn text_of(content: TextOr<TextBlocks>) -> String {
     }
 }
 
-/// The messages of the wire. What tools said comes right after the assistant's message, as templates expect it.
+/// The messages of the wire. What tools said comes right after the assistant's message, as
+/// templates expect it.
 pub(super) fn conversation(
     system: Option<String>,
     messages: MessageList<Message>,
@@ -199,7 +200,8 @@ pub(super) fn conversation(
 #[derive(Default)]
 struct Conversation {
     messages: Vec<v1::ChatMessage>,
-    /// Names of the tools that were called, by the ids of the calls: templates show them with what the tools said.
+    /// Names of the tools that were called, by the ids of the calls: templates show them with what
+    /// the tools said.
     called: HashMap<String, String>,
 }
 

@@ -94,7 +94,8 @@ impl TryFrom<PartFields> for Part {
     }
 }
 
-/// The messages of the wire. What the assistant thought, said and called, one after the other, is one message.
+/// The messages of the wire. What the assistant thought, said and called, one after the other, is
+/// one message.
 pub(super) fn conversation(
     instructions: Option<&str>,
     input: TextOr<Items>,
@@ -120,7 +121,8 @@ struct Conversation {
     messages: Vec<v1::ChatMessage>,
     /// The assistant's message that more may come to.
     turn: Option<v1::ChatMessage>,
-    /// Names of the functions that were called, by the ids of the calls: templates show them with what the functions said.
+    /// Names of the functions that were called, by the ids of the calls: templates show them with
+    /// what the functions said.
     called: HashMap<String, String>,
 }
 

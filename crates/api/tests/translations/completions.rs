@@ -184,7 +184,7 @@ fn an_echo_is_the_prompt_with_its_log_probabilities() {
         (&json!("<1><2>"), &json!("length"))
     );
     assert_eq!(scoring["choices"][0]["logprobs"]["tokens"], json!(["<1>", "<2>"]));
-    assert_eq!(scoring["usage"]["completion_tokens"], 0, "nobody asked for the one that was drawn");
+    assert_eq!(scoring["usage"]["completion_tokens"], 0, "the client did not ask for the one that was drawn");
     let text = whole(completion(json!({"prompt": "hi ", "echo": true})), brought(false));
     assert_eq!((&text["choices"][0]["text"], &text["choices"][0]["logprobs"]), (&json!("hi abc"), &Value::Null));
 }

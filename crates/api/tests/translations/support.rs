@@ -1,4 +1,4 @@
-//! Bodies, and what requests bring.
+//! Bodies, and outputs of requests.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub fn logprobs(text: &str, logprob: f32) -> TokenLogprobs {
     TokenLogprobs { logprob: Some(logprob), top, text: text.into() }
 }
 
-/// What a request of two tokens, `ab` and then `c`, brings for a prompt of two.
+/// The outputs of a request of two tokens, `ab` and then `c`, for a prompt of two.
 pub fn brought(with_logprobs: bool) -> Vec<v1::GenerateResponse> {
     let delta = |index, text: &str, logprob| v1::Delta {
         index,

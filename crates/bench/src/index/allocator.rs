@@ -11,11 +11,13 @@ static BYTES: AtomicIsize = AtomicIsize::new(0);
 /// What malloc keeps before each allocation, bytes (glibc on 64 bits).
 const HEADER_BYTES: isize = 8;
 
-/// The system's allocator, which counts for `baton bench index`. Everybody else pays for a load of a flag per call.
+/// The system's allocator, which counts for `baton bench index`. Other commands pay for a load of a
+/// flag per call.
 #[derive(Debug)]
 pub struct CountingAllocator;
 
-/// Bytes allocated during `work` and not freed in it, by all threads, as malloc rounds them and with what it keeps for each; 0 where [`CountingAllocator`] is not the program's.
+/// Bytes allocated during `work` and not freed in it, by all threads, as malloc rounds them and
+/// with what it keeps for each. 0 if [`CountingAllocator`] is not the program's.
 pub fn allocated<T>(work: impl FnOnce() -> T) -> (T, usize) {
     BYTES.store(0, Ordering::SeqCst);
     ON.store(true, Ordering::SeqCst);

@@ -12,28 +12,29 @@ use crate::BenchError;
 /// Of `baton bench index`.
 #[derive(Debug, Args)]
 pub struct IndexArgs {
-    /// What is asked: a trace as baton simulate takes it, of which the full blocks of each prompt count
+    /// Look up the prompts of this trace (as for baton simulate). Only full blocks count
     #[arg(long, value_name = "FILE", required_unless_present = "large")]
     pub trace: Option<PathBuf>,
-    /// Nodes that report to the index; figures for each of several numbers
+    /// Let N nodes report to the index; several numbers give a figure for each
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64,1000", value_parser = between(1, 60_000))]
     pub nodes: Vec<u32>,
-    /// Blocks of a node's cache; what was not used for the longest time goes
+    /// Cache this many blocks per node; the least recently used is evicted
     #[arg(long, value_name = "BLOCKS", default_value = "5000", value_parser = between(1, 10_000_000))]
     pub capacity: u32,
-    /// Times that the index is filled and asked; the figures are medians
+    /// Fill and query the index N times, and print medians
     #[arg(long, value_name = "N", default_value = "5", value_parser = between(1, 1000))]
     pub rounds: u32,
-    /// Of the choice of nodes
+    /// Seed the choice of nodes
     #[arg(long, value_name = "N", default_value = "1")]
     pub seed: u64,
-    /// Instead of a trace: 1,000 nodes, prompts of 128 blocks, lookups in one thread alone and then while events come in another at full rate; takes two cores
+    /// Use 1,000 nodes and prompts of 128 blocks instead of a trace. Lookups run in one thread
+    /// alone, then while another applies events at full rate. Takes two cores
     #[arg(long, conflicts_with_all = ["trace", "nodes", "capacity", "rounds"])]
     pub large: bool,
-    /// Pairs of a block and a node that holds it, of --large
+    /// Store N pairs of a block and a node that has it (--large)
     #[arg(long, value_name = "N", default_value = "10000000", requires = "large", conflicts_with = "trace", value_parser = between(large::LEAST_ENTRIES, 1_000_000_000))]
     pub entries: u32,
-    /// How long each part of --large lasts
+    /// Run each part of --large for this long, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "10", requires = "large", conflicts_with = "trace", value_parser = between(1, 600))]
     pub seconds: u32,
 }
@@ -43,7 +44,8 @@ fn between(least: u64, most: u64) -> RangedU64ValueParser<u32> {
 }
 
 impl IndexArgs {
-    /// Ids of the full blocks of every prompt that has any, in the order of the requests, and where they were read.
+    /// Ids of the full blocks of every prompt that has any, in the order of the requests, and where
+    /// they were read.
     pub(super) fn prompts(&self) -> Result<(&Path, Vec<Vec<u64>>), BenchError> {
         let path = self.trace.as_deref().ok_or_else(|| BenchError::invalid("--trace", "expected a file"))?;
         let wrong = |problem: String| BenchError::invalid("--trace", format!("{}: {problem}", path.display()));

@@ -1,4 +1,5 @@
-//! What is asked of an index. What can be prepared is prepared before the clock starts, in the form that the index takes.
+//! What is asked of an index. What can be prepared is prepared before the clock starts, in the form
+//! that the index takes.
 
 use super::measure::{self, Round};
 use super::workload::{Batch, Block, Workload};
@@ -25,7 +26,8 @@ pub trait Index {
     fn drain(&mut self, names: &Self::Names);
     /// A prompt in the index's form. Not timed.
     fn prompt(names: &Self::Names, blocks: &[Block]) -> Self::Prompt;
-    /// How many leading blocks each node holds. Timed; may leave the prompt empty, where the index takes it by value.
+    /// How many leading blocks each node holds. Timed; may leave the prompt empty, if the index
+    /// takes it by value.
     fn lookup(&self, prompt: &mut Self::Prompt) -> Self::Matches;
     /// The same as numbers of nodes, ordered by them. Not timed.
     fn depths(&self, matches: Self::Matches) -> Vec<(u32, u32)>;

@@ -10,7 +10,8 @@ use crate::BenchError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Core(usize);
 
-/// Cores that this thread may use, as long as it is not bound to one: the first so many. Where there are fewer, the flag asks for too much.
+/// Cores that this thread may use, as long as it is not bound to one: the first so many. If there
+/// are fewer, the flag asks for too much.
 pub fn usable<const N: usize>(flag: &'static str) -> Result<[Core; N], BenchError> {
     let mut set = empty();
     // SAFETY: the set is memory of the size that is given.

@@ -1,7 +1,9 @@
 //! Baton alone at size: lookups in one thread, and in another events as fast as they are taken.
 //!
-//! Prompts have 128 blocks. They come in families of 8 that share the first 32 blocks, of which one is everybody's; 4 nodes hold a family. An event batch is what a request would make: one
-//! prompt's blocks stored, or removed. The writer removes the oldest family and stores a new one, again and again, so that the number of entries stays.
+//! Prompts have 128 blocks. They come in families of 8 that share the first 32 blocks, of which one
+//! begins every prompt; 4 nodes hold a family. An event batch is what a request would make: one
+//! prompt's blocks stored, or removed. The writer removes the oldest family and stores a new one,
+//! again and again, so that the number of entries stays.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -47,7 +49,7 @@ pub struct Figures {
     pub alone: Lookups,
     /// Lookups while events come.
     pub beside_events: Lookups,
-    /// Blocks stored and removed beside those lookups.
+    /// Blocks stored and removed during those lookups.
     pub events_m_blocks_s: f64,
 }
 
@@ -129,7 +131,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Fills the index, then asks it alone and beside events.
+/// Fills the index, then asks it alone and during events.
 pub fn run(args: &IndexArgs) -> Result<Figures, BenchError> {
     let time = Duration::from_secs(args.seconds.into());
     let families = u64::from(args.entries) / FAMILY_ENTRIES;
@@ -198,7 +200,7 @@ fn ask(index: &Shared, families: u64, oldest: &AtomicU64, time: Duration, seed: 
         let begin = baton_runtime::now();
         let found = index.lookup(&prompt);
         let took = begin.elapsed();
-        // Where this thread stood still for long, the writer may have removed it.
+        // If this thread stood still for long, the writer may have removed it.
         if oldest.load(Ordering::Relaxed) > family {
             continue;
         }

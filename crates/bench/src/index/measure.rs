@@ -8,7 +8,7 @@ use super::workload::{Prompt, Workload};
 use super::{allocator, progress};
 use crate::BenchError;
 
-/// Batches taken in at a time where memory is counted, so that those that wait weigh nothing.
+/// Batches taken in at a time while memory is counted, so that those that wait weigh nothing.
 const FEW: usize = 64;
 
 /// What one filling and asking gave.

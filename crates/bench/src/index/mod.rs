@@ -1,9 +1,13 @@
-//! `baton bench index`: the conductor's prefix index under a trace, on one core: how long lookups take, how fast events are applied, what an entry weighs.
+//! `baton bench index`: the conductor's prefix index under a trace, on one core. It measures
+//! lookups, the rate of events, and the weight of an entry.
 //!
-//! [`Workload`] makes of a trace what nodes would report and what would be asked. An [`Index`] is what can be put under it; Baton's is here, beside a naive map; `benches/index`, a workspace of its own, adds those of
-//! others. `large` is Baton's alone, with lookups in one thread while events come in another.
+//! [`Workload`] makes of a trace what nodes would report and what would be asked. An [`Index`] is
+//! what can be put under it. Baton's and a naive map are here; `benches/index`, a workspace of its
+//! own, adds those of others. `large` is Baton's alone, with lookups in one thread while events
+//! come in another.
 //!
-//! **Invariant**: before anything is timed, every answer is compared with what the nodes' caches hold.
+//! **Invariant**: before anything is timed, every answer is compared with what the nodes' caches
+//! hold.
 
 mod allocator;
 mod args;
@@ -26,10 +30,11 @@ pub use workload::{Batch, Block, Change, Workload};
 use crate::BenchError;
 use report::Report;
 
-/// Measures Baton's index and what stands beside it, and prints the figures.
+/// Measures Baton's index and the others, and prints the figures.
 ///
 /// # Errors
-/// What is wrong with an argument or with the trace, an answer that is wrong, and a program whose allocator is not [`CountingAllocator`].
+/// What is wrong with an argument or with the trace, an answer that is wrong, and a program whose
+/// allocator is not [`CountingAllocator`].
 pub fn run(args: &IndexArgs, others: &[Contender], json: bool) -> Result<(), BenchError> {
     if args.large {
         return large::run(args)?.print(json).map_err(BenchError::Output);
@@ -48,7 +53,7 @@ pub fn run(args: &IndexArgs, others: &[Contender], json: bool) -> Result<(), Ben
     report.print(json).map_err(BenchError::Output)
 }
 
-/// A line for somebody who waits, if there is somebody.
+/// A line on stderr, if that is a terminal.
 fn progress(line: &str) {
     if std::io::stderr().is_terminal() {
         eprintln!("bench index: {line}");

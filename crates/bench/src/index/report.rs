@@ -78,7 +78,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Puts what was measured beside what it was measured on.
+    /// Puts what was measured next to what it was measured on.
     pub fn new(workload: &Workload, rows: Vec<Row>) -> Self {
         let lookups = &workload.one_by_one;
         let mean = |figure: &dyn Fn(usize) -> usize| {
@@ -198,7 +198,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// The processor's name, where the system tells.
+/// The processor's name, if the system tells.
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));

@@ -1,4 +1,5 @@
-//! What the nodes report, and what is asked: the same for every index, and known before any clock starts.
+//! What the nodes report, and what is asked: the same for every index, and known before any clock
+//! starts.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -31,7 +32,7 @@ pub struct Batch {
 pub enum Change {
     /// A chain, and the block that it continues.
     Stored {
-        /// The block before the first of them; none where they begin a prompt.
+        /// The block before the first of them; none if they begin a prompt.
         parent: Option<Block>,
         /// One after the other.
         blocks: Vec<Block>,
@@ -48,12 +49,15 @@ pub enum Change {
 pub struct Prompt {
     /// From the first.
     pub blocks: Vec<Block>,
-    /// Leading blocks that each node holds in the end, nodes that hold none left out. Ordered by node.
+    /// Leading blocks that each node holds in the end, nodes that hold none left out. Ordered by
+    /// node.
     pub depths: Vec<(u32, u32)>,
 }
 
-/// Requests of a trace, each to a node drawn by chance. The trace is played as often as it takes to fill the nodes' caches one and a quarter times. In each copy all
-/// blocks are new, but for those that every prompt begins with: so conversations share what they shared, and everybody shares what all shared.
+/// Requests of a trace, each to a node drawn by chance. The trace is played as often as it takes to
+/// fill the nodes' caches one and a quarter times. In each copy all blocks are new, but for those
+/// that every prompt begins with. So conversations share what they shared, and all prompts share
+/// what all shared.
 #[derive(Debug)]
 pub struct Workload {
     /// Nodes that report.
@@ -180,7 +184,8 @@ impl Blocks {
     }
 }
 
-/// A node's cache. A use of a block is a use of all before it, so that children go before their parents.
+/// A node's cache. A use of a block is a use of all before it, so that children go before their
+/// parents.
 #[derive(Default)]
 struct Cache {
     last_use: HashMap<Block, u64>,

@@ -112,7 +112,8 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Of an even number it is the mean of the two in the middle, as Python's `statistics.median`, which the others' figures go through, has it.
+/// Of an even number it is the mean of the two in the middle, as Python's `statistics.median`,
+/// which the others' figures go through, has it.
 fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     (figures[(figures.len() - 1) / 2] + figures[figures.len() / 2]) / 2.0

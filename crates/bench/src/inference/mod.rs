@@ -1,8 +1,11 @@
-//! `baton bench engine`: a model on this machine's CPU, through the trait that nodes call: how fast it reads prompts and writes tokens.
+//! `baton bench engine`: how fast a model on this machine's CPU reads prompts and writes tokens,
+//! through the trait that nodes call.
 //!
-//! Figures are medians: of prompts computed one after the other, in chunks as a prefill node cuts them, and of decode steps of sequences of equal length.
+//! Figures are medians. Prompts are computed one after the other, in chunks as a prefill node cuts
+//! them; decode steps have sequences of equal length.
 //!
-//! **Invariant**: only the engine's steps are timed; every prompt ends with logits, every sequence of a decode step yields some.
+//! **Invariant**: only the engine's steps are timed; every prompt ends with logits, every sequence
+//! of a decode step yields some.
 
 mod measure;
 mod model;
@@ -29,13 +32,13 @@ const FIGURES: u64 = 5;
 /// Of `baton bench engine`.
 #[derive(Debug, Args)]
 pub struct EngineArgs {
-    /// A GGUF file, or a folder with config.json and safetensors
+    /// Load this GGUF file, or this folder with config.json and safetensors
     #[arg(long, value_name = "PATH")]
     pub model: PathBuf,
-    /// Threads, arithmetic, and how KV is kept
+    /// Threads, compute dtype, and KV dtype
     #[command(flatten)]
     pub compute: ComputeArgs,
-    /// Runs of each figure, of which the median counts
+    /// Run each figure N times, and print the median
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
 }

@@ -13,14 +13,16 @@ use crate::BenchError;
 /// How a model computes, as nodes are told it.
 #[derive(Debug, Args)]
 pub struct ComputeArgs {
-    /// Threads that compute [default: every core that this process may use]
+    /// Compute with N threads [default: every core that this process may use]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Element type of stored K and V: f16, bf16, f32, or int8 with a scale per row of a head [default: f16]
+    /// Store K and V as f16, bf16, f32 or int8. int8 has a scale per row of a head [default: f16]
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<KvDtype>,
-    /// How products and attention are computed: stored (as nodes do: quantized weights take activations as 8-bit integers, bfloat16 ones take them as bfloat16, and with either attention is of
-    /// bfloat16, unless the KV is kept in f32), bf16 (all of it of bfloat16, quantized weights, too) or f32 (single precision: the reference, slow and large)
+    /// Compute products and attention in auto, bf16 or f32. auto is as nodes compute: quantized
+    /// weights with 8-bit integer activations, bfloat16 ones with bfloat16. With either, attention
+    /// is bfloat16, unless the KV is kept in f32. bf16 is bfloat16 throughout, quantized weights
+    /// included. f32 is the reference in single precision, slow and large
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub compute_dtype: ComputeDtype,
 }
@@ -59,7 +61,7 @@ pub(crate) fn check_context(engine: &dyn Engine, flag: &'static str, positions: 
     Ok(())
 }
 
-/// A bar of percents on stderr; none where that is no terminal, or where a program reads the output.
+/// A bar of percents on stderr; none if that is no terminal, or if a program reads the output.
 pub(crate) fn progress(json: bool) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg:16} {bar:40} {pos} %");
     match json {

@@ -22,7 +22,7 @@ use crate::reasons::Reasons;
 
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Whoever has no end this long after its arrival is counted as a failure.
+/// A request without an end this long after its arrival is counted as a failure.
 const LONGEST: Duration = Duration::from_secs(900);
 /// How often people are told how far it is.
 const PROGRESS_EVERY: Duration = Duration::from_secs(30);
@@ -39,7 +39,8 @@ pub(super) struct Played {
     pub failures: BTreeMap<String, usize>,
     /// Why the first request that did not complete did not, a rejection included.
     pub first_problem: Option<String>,
-    /// 99 % of the requests were sent at most this long after their time: what this machine did not manage.
+    /// 99 % of the requests were sent at most this long after their time: what this machine did not
+    /// manage.
     pub late_p99: Duration,
 }
 
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_at_the_door_is_a_rejection_and_nothing_else_is() {
+    fn a_refusal_at_admission_is_a_rejection_and_nothing_else_is() {
         let mut refused = record();
         let problem = reject(&Status::resource_exhausted("full"), false, &mut refused);
         assert!(matches!(problem, Problem::Rejected(reason) if reason.contains("full")));

@@ -1,9 +1,12 @@
-//! `baton bench replay`: plays a trace of requests against a running cluster, and says what the simulator says of the same trace.
+//! `baton bench replay`: plays a trace of requests against a running cluster, and says what the
+//! simulator says of the same trace.
 //!
-//! The clients are an open loop: each request is sent at its time, whether or not others have been answered. What became of each is a record as the simulator keeps it, so that
-//! both are summed up by the same code.
+//! The clients are an open loop: each request is sent at its time, whether or not others have been
+//! answered. What became of each is a record as the simulator keeps it, so that both are summed up
+//! by the same code.
 //!
-//! **Invariant**: every request that is sent ends up in the figures: completed, rejected, or counted as a failure with its reason.
+//! **Invariant**: every request that is sent ends up in the figures: completed, rejected, or
+//! counted as a failure with its reason.
 
 mod client;
 mod prompt;
@@ -17,17 +20,18 @@ pub(crate) use client::Clients;
 pub(crate) use prompt::prompt;
 use report::Report;
 
-/// Of `baton bench replay`: those of `baton simulate`, so that both can be given the same. Nodes and policies are the simulator's with --compare-sim; of the live cluster they
-/// are what it was started with.
+/// Of `baton bench replay`: those of `baton simulate`, so that both can be given the same. Nodes
+/// and policies are the simulator's with --compare-sim; of the live cluster they are what it was
+/// started with.
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
     /// What is played, and what the simulator beside it plays.
     #[command(flatten)]
     pub simulated: SimulateArgs,
-    /// Simulate the same when the replay is over, and print both with their ratio
+    /// Simulate the same after the replay, and print both with their ratio
     #[arg(long)]
     pub compare_sim: bool,
-    /// Connections to the conductor that requests take in turn
+    /// Spread requests in turn over N connections to the conductor
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub connections: u32,
 }

@@ -1,8 +1,10 @@
-//! Prompts for a trace that has none: tokens that depend on the block's id alone, so that equal ids are equal prefixes.
+//! Prompts for a trace that has none: tokens that depend on the block's id alone, so that equal ids
+//! are equal prefixes.
 
 use baton_sim::{BLOCK_TOKENS, Random, TraceRequest};
 
-/// Token ids are printable bytes: every model has them, they are one byte each on the wire, and none ends an answer.
+/// Token ids are printable bytes: every model has them, they are one byte each on the wire, and
+/// none ends an answer.
 const FIRST_TOKEN: u32 = 32;
 const TOKENS: u64 = 95;
 

@@ -1,4 +1,4 @@
-//! The figures of a replay, beside those of the simulator.
+//! The figures of a replay, next to those of the simulator.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -47,7 +47,8 @@ impl Report {
         writeln!(io::stdout(), "{text}")
     }
 
-    /// With `ratio`: live over simulated of each figure that both have, where the simulator's is not 0.
+    /// With `ratio`: live over simulated of each figure that both have, where the simulator's is
+    /// not 0.
     fn json(&self) -> serde_json::Result<Value> {
         let mut value = serde_json::to_value(self)?;
         if self.simulated.is_some() {

@@ -1,4 +1,4 @@
-//! How far an arithmetic is from single precision, distribution by distribution.
+//! How far a compute dtype is from single precision, distribution by distribution.
 
 use baton_engine::{CpuEngine, EngineError, StepObserver};
 use baton_types::TokenId;
@@ -7,16 +7,17 @@ use serde::Serialize;
 use super::likelihood::{Likelihood, Listener};
 use super::{Windows, steps};
 
-/// What an arithmetic makes of each position's distribution, beside the reference.
+/// What a compute dtype makes of each position's distribution, compared with the reference.
 ///
 /// ```text
-/// KL(P || Q) = sum over tokens of p (ln p - ln q)      nats; P of the reference, Q of the arithmetic
+/// KL(P || Q) = sum over tokens of p (ln p - ln q)      nats; P of the reference, Q of the dtype
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Divergence {
     /// Mean KL divergence of a position, nats (Kullback and Leibler, 1951).
     pub mean_kl: f64,
-    /// Standard error of that mean, nats: the root of the variance over positions, over their number.
+    /// Standard error of that mean, nats: the root of the variance over positions, over their
+    /// number.
     pub kl_standard_error: f64,
     /// Share of positions at which both have the same best token.
     pub top1_agreement: f64,
@@ -24,7 +25,8 @@ pub struct Divergence {
     pub reference_perplexity: f64,
 }
 
-/// Scores every window with both engines; `progress` hears the share that is done, from 0 to 1. Each arena holds one window at least.
+/// Scores every window with both engines; `progress` hears the share that is done, from 0 to 1.
+/// Each arena holds one window at least.
 ///
 /// # Errors
 /// An engine fails, or a window is longer than the model's context.

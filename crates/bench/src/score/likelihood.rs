@@ -15,7 +15,7 @@ pub struct Likelihood {
 }
 
 impl Likelihood {
-    /// Mean negative log-likelihood of a token, nats; 0 where none was scored.
+    /// Mean negative log-likelihood of a token, nats; 0 if none was scored.
     pub fn nll(&self) -> f64 {
         self.nats / self.tokens.max(1) as f64
     }

@@ -1,13 +1,16 @@
-//! `baton score`: how likely a model finds a text, on this machine's CPU: what a change of the arithmetic costs, in one number.
+//! `baton score`: how likely a model finds a text, on this machine's CPU. It says in one number
+//! what another compute dtype costs.
 //!
-//! The text becomes tokens once, and these are cut into windows that know nothing of each other ([`Windows`]). Each token is scored once, given what stands before it in its window:
+//! The text becomes tokens once, and these are cut into windows that know nothing of each other
+//! ([`Windows`]). Each token is scored once, given what stands before it in its window:
 //!
 //! ```text
 //! nll = -1/T  sum over t of ln p(token t | window's tokens before t)      nats per token
 //! perplexity = e^nll
 //! ```
 //!
-//! **Invariant**: sums are of f64, in the order of the text, so that the same logits give the same number to the last bit.
+//! **Invariant**: sums are of f64, in the order of the text, so that the same logits give the same
+//! number to the last bit.
 
 mod divergence;
 mod likelihood;
@@ -41,20 +44,21 @@ const MAX_TEXT_BYTES: usize = 64 << 20;
 /// Of `baton score`.
 #[derive(Debug, Args)]
 pub struct ScoreArgs {
-    /// A GGUF file, or a folder with config.json and safetensors
+    /// Load this GGUF file, or this folder with config.json and safetensors
     #[arg(long, value_name = "PATH")]
     pub model: PathBuf,
-    /// The text, UTF-8; what looks like a special token in it is ordinary text
+    /// Score this UTF-8 text; what looks like a special token is ordinary text
     #[arg(long, value_name = "FILE")]
     pub text: PathBuf,
-    /// Tokens of a window. Each begins with the token that begins a text, where the model's tokenizer puts one there, and then the text's first token is scored given that; where there is none,
-    /// a window begins with the last token of the one before, and the text's first token is not scored, for nothing stands before it
+    /// Score in windows of N tokens. Each begins with the tokenizer's begin token, if it has one.
+    /// Otherwise it begins with the previous window's last token. The text's first token is not
+    /// scored then
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=1_048_576))]
     pub context: u32,
-    /// Compute the text in single precision too, KV included, and print the KL divergence from it and how often the best token is the same
+    /// Score in f32 too, KV included; print KL divergence and how often best tokens agree
     #[arg(long)]
     pub kl_divergence: bool,
-    /// Threads, arithmetic, and how KV is kept
+    /// Threads, compute dtype, and KV dtype
     #[command(flatten)]
     pub compute: ComputeArgs,
 }
@@ -130,7 +134,8 @@ impl Windows {
     }
 }
 
-/// Scores every window; `progress` hears the share that is done, from 0 to 1. The engine's arena holds one window at least.
+/// Scores every window; `progress` hears the share that is done, from 0 to 1. The engine's arena
+/// holds one window at least.
 ///
 /// # Errors
 /// The engine fails, or a window is longer than the model's context.

@@ -2,8 +2,9 @@
 
 use baton_types::TokenId;
 
-/// A text's tokens and how they are cut. A window is a token that is given and up to `context - 1` that are scored: given is the token that begins a text, or, where the
-/// tokenizer has none, the one before. So every token is scored once, but for the text's first where nothing stands before it.
+/// A text's tokens and how they are cut. A window is a token that is given and up to `context - 1`
+/// that are scored. Given is the token that begins a text, or, if the tokenizer has none, the one
+/// before. So every token is scored once, but for the text's first if nothing stands before it.
 ///
 /// ```text
 /// with BOS      [B a b c] [B d e f] [B g]      scored: a b c d e f g

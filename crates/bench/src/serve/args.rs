@@ -11,61 +11,69 @@ use serde_json::Value;
 /// Of `baton bench serve`. Times have a unit: 100ms, 5s, 2m; a bare number is seconds.
 #[derive(Debug, Clone, Args)]
 pub struct ServeArgs {
-    /// http://HOST:PORT of a server with OpenAI's completions (Baton, llama-server, vllm serve), or grpc://HOST:PORT of a conductor; of several, with commas between them, requests take turns
+    /// Send to http://HOST:PORT with OpenAI's completions (Baton, llama-server, vllm serve), or to
+    /// a conductor's grpc://HOST:PORT. Requests take turns over several URLs, with commas
     #[arg(value_name = "URL", required = true, num_args = 1, value_delimiter = ',', value_parser = parse_target)]
     pub url: Vec<Target>,
-    /// Requests per second, at times drawn as of people who know nothing of each other (Poisson)
+    /// Send R independent requests per second (Poisson)
     #[arg(long, value_name = "R", allow_negative_numbers = true, required_unless_present = "trace", value_parser = parse_rate)]
     pub rate: Option<f64>,
-    /// Requests to play instead: one JSON object a line with timestamp (ms), input_length, output_length (tokens) and hash_ids (of blocks of 512 tokens). Prompts are lists of token ids
+    /// Play the requests of this file instead, one JSON object per line. Keys: timestamp (ms),
+    /// input_length, output_length (tokens) and hash_ids (of blocks of 512 tokens). Prompts are
+    /// lists of token ids
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "prompt_chars", "max_tokens", "shared_prefix_chars", "prefixes"])]
     pub trace: Option<PathBuf>,
-    /// How many times as fast as recorded the trace is played
+    /// Play the trace X times as fast as recorded
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, conflicts_with = "rate", value_parser = parse_rate)]
     pub speed: f64,
-    /// Send so many requests at most [default: 100 where neither this nor --duration is given; all of a trace]
+    /// Send at most N requests
+    /// [default: 100 if neither this nor --duration is given; all of a trace]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub requests: Option<u32>,
-    /// Send only what is due in so much time from the beginning
+    /// Send only requests due in this time from the beginning (ms, s, m)
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub duration: Option<Duration>,
-    /// Of times, lengths and texts: the same seed sends the same requests. Give another one to a server that still has the prompts of the last run in its cache
+    /// Seed times, lengths and texts; the same seed sends the same requests. Use another one if the
+    /// server may still cache the last run's prompts
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Characters of a prompt's own text; of several, each request draws one: 300,6000, or with weights 300:3,6000:1
+    /// Give each prompt this many characters of its own. Of several, each request draws one:
+    /// 300,6000, or with weights 300:3,6000:1
     #[arg(long, value_name = "LIST", default_value = "1000", value_parser = parse_mix::<4_000_000>)]
     pub prompt_chars: Mix,
-    /// Characters that stand before that and are shared with other requests
+    /// Begin each prompt with N characters that other requests share
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=4_000_000))]
     pub shared_prefix_chars: u32,
-    /// Different texts that are shared so; each request draws one
+    /// Draw the shared characters from K different texts
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub prefixes: u32,
-    /// Tokens of an answer; of several, each request draws one: 16,256, or with weights 16:3,256:1. Times and prompts do not depend on it
+    /// Generate this many tokens per request. Of several, each request draws one: 16,256, or with
+    /// weights 16:3,256:1. Times and prompts do not depend on it
     #[arg(long, value_name = "LIST", default_value = "64", value_parser = parse_mix::<1_000_000>)]
     pub max_tokens: Mix,
-    /// Let answers end by themselves; for servers that do not know ignore_eos, too
+    /// Let answers end by themselves, also for servers that do not know ignore_eos
     #[arg(long)]
     pub keep_eos: bool,
-    /// Hold answers to the JSON schema in this file; they end by themselves. For Baton and vllm serve
+    /// Constrain answers to the JSON schema in this file; they end by themselves. For Baton and
+    /// vllm serve
     #[arg(long, value_name = "FILE", value_parser = read_schema)]
     pub json_schema: Option<JsonSchema>,
-    /// 0 is greedy
+    /// Sample at this temperature; 0 is greedy
     #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     pub temperature: f32,
-    /// Name of the model [default: the first that the server lists]
+    /// Use this model [default: the first that the server lists]
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
-    /// Goodput: longest time to the first token, from when the request was due
+    /// Goodput: limit the time to first token after the due time (ms, s, m)
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_time)]
     pub ttft_limit: Duration,
-    /// Goodput: longest time between tokens, as the mean of the longest tenth of a request's gaps
+    /// Goodput: limit the mean of a request's longest tenth of gaps (ms, s, m)
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_time)]
     pub tbt_limit: Duration,
-    /// Requests under way at a time; one that is due beyond is not sent, and counted
+    /// Keep at most N requests under way; those due beyond are counted, not sent
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub most_in_flight: u32,
-    /// A request that has no end after so much time has failed
+    /// Fail a request that has no end after this time (ms, s, m)
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     pub timeout: Duration,
 }
@@ -108,7 +116,8 @@ impl Mix {
 }
 
 impl ServeArgs {
-    /// Whether answers go on after the model ends them. Those that are held to a schema end with it.
+    /// Whether answers go on after the model ends them. Those that are held to a schema end with
+    /// it.
     pub(super) fn ignores_eos(&self) -> bool {
         !self.keep_eos && self.json_schema.is_none()
     }

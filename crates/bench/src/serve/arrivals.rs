@@ -24,7 +24,8 @@ pub struct Arrival {
     source: Source,
 }
 
-/// What a prompt is made of. It is made when it is needed: all of a trace's together may be larger than memory.
+/// What a prompt is made of. It is made when it is needed: all of a trace's together may be larger
+/// than memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Source {
     Text { prefix_seed: u64, prefix_chars: u32, seed: u64, chars: u32 },
@@ -81,7 +82,8 @@ fn of_trace(trace: Trace, args: &ServeArgs) -> Vec<Arrival> {
     trace.requests.into_iter().take(args.requests.map_or(usize::MAX, |n| n as usize)).map(one).collect()
 }
 
-/// Gaps between requests are exponential, so their number in any time is Poisson's. Each request takes the same number of draws, so that a longer run begins as a shorter one.
+/// Gaps between requests are exponential, so their number in any time is Poisson's. Each request
+/// takes the same number of draws, so that a longer run begins as a shorter one.
 fn drawn(rate: f64, args: &ServeArgs) -> Vec<Arrival> {
     let most = args.requests.or(args.duration.is_none().then_some(DEFAULT_REQUESTS));
     let most = most.map_or(MAX_REQUESTS + 1, |n| n as usize);

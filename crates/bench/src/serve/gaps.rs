@@ -5,7 +5,8 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// Upper edges of the buckets, milliseconds: each is longer than the one before by a quarter to two thirds, which is fine enough to tell two servers apart. They are part of the JSON's form.
+/// Upper edges of the buckets, milliseconds. Each is longer than the one before by a quarter to two
+/// thirds: fine enough to tell two servers apart. They are part of the JSON's form.
 const EDGES_MS: [u64; 24] =
     [1, 2, 3, 5, 7, 10, 15, 20, 25, 30, 40, 50, 60, 80, 100, 125, 150, 200, 300, 500, 1_000, 2_000, 5_000, 10_000];
 /// Characters of the longest bar.
@@ -32,7 +33,8 @@ impl Default for GapCounts {
     }
 }
 
-/// The same for programs: `counts[i]` gaps are up to `edges_s[i]` long and longer than the edge before; the last count is of those beyond the last edge.
+/// The same for programs: `counts[i]` gaps are up to `edges_s[i]` long and longer than the edge
+/// before; the last count is of those beyond the last edge.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GapHistogram {
     edges_s: Vec<f64>,
@@ -53,7 +55,7 @@ impl GapCounts {
         self.longest.map(|_| self.fine.value_at_quantile(part) as f64 / 1e6)
     }
 
-    /// The longest; `None` where there was none.
+    /// The longest; `None` if there was none.
     pub fn longest(&self) -> Option<Duration> {
         self.longest
     }

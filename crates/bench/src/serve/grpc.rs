@@ -28,7 +28,7 @@ pub struct Grpc {
 }
 
 impl Grpc {
-    /// Asks for the models where none is named.
+    /// Asks for the models if none is named.
     pub async fn connect(host: &str, args: &ServeArgs) -> Result<Self, BenchError> {
         let clients = Clients::connect("URL", host, CONNECTIONS).await?;
         let model = match &args.model {
@@ -75,7 +75,7 @@ impl Grpc {
         while let Some(response) = stream.message().await.map_err(|status| problem(&status, accepted))? {
             match response.event {
                 Some(Event::Accepted(_)) => accepted = true,
-                // One that only brings text that was held back has no tokens.
+                // A message with only text that was kept back has no tokens.
                 Some(Event::Delta(delta)) if !delta.token_ids.is_empty() => {
                     heard.tokens(delta.token_ids.len() as u64)?
                 }
@@ -103,7 +103,8 @@ async fn first_model(clients: &Clients) -> Result<String, BenchError> {
     models.into_iter().next().map(|model| model.name).ok_or_else(|| wrong("there is none"))
 }
 
-/// What the conductor refuses at admission is a rejection; a connection that breaks, and what ends after it was taken in, is a failure.
+/// What the conductor refuses at admission is a rejection; a connection that breaks, and what ends
+/// after it was taken in, is a failure.
 fn problem(status: &Status, accepted: bool) -> Problem {
     let broken = std::error::Error::source(status).is_some();
     match kind_of_status(status) {

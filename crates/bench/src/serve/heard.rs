@@ -16,7 +16,8 @@ pub struct Usage {
 /// Why a request did not complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Problem {
-    /// The server would not take it, with this HTTP status: 429 or 503. gRPC's `RESOURCE_EXHAUSTED` and `UNAVAILABLE` count as these.
+    /// The server would not take it, with this HTTP status: 429 or 503. gRPC's `RESOURCE_EXHAUSTED`
+    /// and `UNAVAILABLE` count as these.
     Rejected(u16),
     /// This client gave it up, or the server says that its client did.
     Aborted(String),
@@ -30,22 +31,25 @@ impl Problem {
     }
 }
 
-/// Messages and tokens that are taken beyond those of an answer: beginnings, ends, and chunks without text.
+/// Messages and tokens that are taken beyond those of an answer: beginnings, ends, and chunks
+/// without text.
 const SPARE: u64 = 64;
-/// Messages and tokens that are taken for each token that was asked for: a server may send a message per character.
+/// Messages and tokens that are taken for each token that was asked for: a server may send a
+/// message per character.
 const PER_TOKEN: u64 = 4;
 
 /// A message with a part of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Message {
     at: Instant,
-    /// Tokens in it, where it says so; 1 where it does not.
+    /// Tokens in it, if it says so; 1 if it does not.
     tokens: u64,
     /// Whether it has text.
     shows: bool,
 }
 
-/// What a client has heard of one request. A server that says more than any answer is long has failed the request, so that it takes no more memory than was asked for.
+/// What a client has heard of one request. A server that says more than any answer is long has
+/// failed the request, so that it takes no more memory than was asked for.
 #[derive(Debug)]
 pub struct Heard {
     max_tokens: u32,
@@ -58,9 +62,10 @@ pub struct Heard {
 /// When the tokens of an answer came.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tokens {
-    /// Of each message that brought some.
+    /// Of each message that had some.
     pub at: Vec<Instant>,
-    /// Tokens that came in one message with another one: no time passed between the two, as far as a client can tell.
+    /// Tokens that came in one message with another one: no time passed between the two, as far as
+    /// a client can tell.
     pub merged: u64,
 }
 
@@ -113,7 +118,7 @@ impl Heard {
         Err(Problem::failed(format!("more than {most} messages or tokens, where {asked} tokens were asked for")))
     }
 
-    /// What the server said; what was counted, where it said nothing.
+    /// What the server said; what was counted, if it said nothing.
     pub fn sizes(&self) -> Usage {
         self.usage.unwrap_or_else(|| {
             let Tokens { at, merged } = self.count();
@@ -123,10 +128,14 @@ impl Heard {
 
     /// When the tokens came.
     ///
-    /// OpenAI's chunks do not say how many tokens they hold. Most servers send one per token, but several tokens come in one chunk where a server has fallen behind or has held half a character
-    /// back; and a chunk without text may stand for a token that shows none (vLLM and Baton send such chunks) or for nothing at all. What is known for sure is the sum, from `usage`, and so it
-    /// decides: where there are at most as many chunks as tokens, each brought one token at least, and what is missing came in one chunk with another token. Which chunk it was is not known, and need not be: the
-    /// gap is 0 either way. Where there are more chunks than tokens, those without text brought none. Without `usage` each chunk counts as one token.
+    /// OpenAI's chunks do not say how many tokens they hold. Most servers send one per token.
+    /// Several tokens come in one chunk if a server has fallen behind or has kept half a character
+    /// back. A chunk without text may stand for a token that shows none (vLLM and Baton send such
+    /// chunks) or for nothing at all. What is known for sure is the sum, from `usage`, and so it
+    /// decides. If there are at most as many chunks as tokens, each had one token at least, and
+    /// what is missing came in one chunk with another token. Which chunk it was is not known, and
+    /// need not be: the gap is 0 either way. If there are more chunks than tokens, those without
+    /// text had none. Without `usage` each chunk counts as one token.
     pub fn count(&self) -> Tokens {
         let output = self.usage.map_or(u64::MAX, |usage| usage.output);
         let shown_only = self.messages.len() as u64 > output;

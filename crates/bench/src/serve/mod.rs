@@ -1,9 +1,13 @@
-//! `baton bench serve URL`: an open loop of requests against any server, and what people would have got of it.
+//! `baton bench serve URL`: an open loop of requests against any server, and what people would have
+//! got of it.
 //!
-//! The server is one with OpenAI's completions (Baton, llama-server, `vllm serve`), or a conductor by Baton's own gRPC. Requests are drawn ([`arrivals`]) or a trace's; each is sent when it is due, whether or not others have
-//! been answered, for people do not wait for each other: a server that falls behind has more to do at once, and times count from when a request was due.
+//! The server is one with OpenAI's completions (Baton, llama-server, `vllm serve`), or a conductor
+//! by Baton's own gRPC. Requests are drawn ([`arrivals`]) or a trace's. Each is sent when it is
+//! due, whether or not others have been answered, for people do not wait for each other. A server
+//! that falls behind has more to do at once, and times count from when a request was due.
 //!
-//! **Invariant**: every request that is due ends exactly once: met (both limits), late, rejected (429, 503), aborted by its client, failed, or not sent where too many were under way.
+//! **Invariant**: every request that is due ends exactly once. It is met (both limits), late,
+//! rejected (429, 503), aborted by its client, failed, or not sent if too many were under way.
 
 mod args;
 mod arrivals;
@@ -40,7 +44,7 @@ pub(crate) async fn run(args: &ServeArgs, json: bool) -> Result<(), BenchError> 
     BenchError::check_served(completed, problem)
 }
 
-/// Requests that have ended, of all; shows itself on stderr, and nowhere where that is no terminal.
+/// Requests that have ended, of all; shows itself on stderr, and nowhere if that is no terminal.
 fn progress(requests: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{pos}/{len} {bar:40} {msg}, {elapsed}");
     ProgressBar::new(requests).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))

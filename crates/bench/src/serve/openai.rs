@@ -22,7 +22,8 @@ use crate::BenchError;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the list of models may take.
 const MODELS_TIMEOUT: Duration = Duration::from_secs(30);
-/// A connection that was idle for longer is not used again: servers close theirs after 5 s, and a request that meets the end of one would count as failed.
+/// A connection that was idle for longer is not used again. Servers close theirs after 5 s, and a
+/// request that meets the end of one would count as failed.
 const IDLE: Duration = Duration::from_secs(2);
 /// Longest body other than a stream, bytes.
 const MAX_BODY_BYTES: usize = 1 << 20;
@@ -42,7 +43,7 @@ pub struct OpenAi {
 }
 
 impl OpenAi {
-    /// Asks for the models where none is named.
+    /// Asks for the models if none is named.
     pub async fn connect(host: &str, args: &ServeArgs) -> Result<Self, BenchError> {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
@@ -206,7 +207,7 @@ impl End {
         if let Some(choice) = chunk.choices.first() {
             let (shows, ends) =
                 (choice.text.as_ref().is_some_and(|text| !text.is_empty()), choice.finish_reason.is_some());
-            // The last chunk has the reason; where it has no text it has no token either.
+            // The last chunk has the reason; if it has no text it has no token either.
             if shows || !ends {
                 heard.chunk(shows)?;
             }

@@ -71,7 +71,7 @@ impl End {
         }
     }
 
-    /// Why it did not complete, where it was sent.
+    /// Why it did not complete, if it was sent.
     fn problem(&self) -> Option<String> {
         match self {
             Self::Completed(_) | Self::NotSent => None,
@@ -184,7 +184,7 @@ impl Sums {
     }
 }
 
-/// The quantiles `q` of some figures, in the same order; `None` where there are none.
+/// The quantiles `q` of some figures, in the same order; `None` if there are none.
 pub fn quantiles<const N: usize>(values: &[f64], q: [f64; N]) -> [Option<f64>; N] {
     let spread = Spread::of(values.iter().copied());
     q.map(|q| (!values.is_empty()).then(|| spread.quantile(q)))
@@ -196,7 +196,8 @@ mod tests {
 
     const LIMITS: Limits = Limits { ttft: Duration::from_millis(500), tbt: Duration::from_millis(50) };
 
-    /// An answer whose tokens came at these times after it was due, milliseconds, where so many were asked for.
+    /// An answer whose tokens came at these times after it was due, milliseconds, if so many were
+    /// asked for.
     fn completed_of(max_tokens: u32, at: &[u64], merged: u64) -> End {
         let due = Instant::now();
         let at = at.iter().map(|ms| due + Duration::from_millis(*ms)).collect();
@@ -273,11 +274,7 @@ mod tests {
             completed_of(4, &[], 0),
             End::Failed("a".into()),
         ]);
-        assert_eq!(
-            (sums.short, sums.met, sums.late),
-            (2, 4, 1),
-            "however late it was, and only where it came to an end"
-        );
+        assert_eq!((sums.short, sums.met, sums.late), (2, 4, 1), "however late it was, and only if it came to an end");
     }
 
     #[test]

@@ -87,7 +87,8 @@ where
     (End::of(due, max_tokens, &heard, result.unwrap_or_else(|_| none())), slip)
 }
 
-/// Plays all arrivals, at the servers in turn. A request that is late to end delays none that comes after it.
+/// Plays all arrivals, at the servers in turn. A request that is late to end delays none that comes
+/// after it.
 pub async fn play(servers: &[Server], arrivals: &[Arrival], args: &ServeArgs, bar: &ProgressBar) -> Played {
     let limits = Limits { ttft: args.ttft_limit, tbt: args.tbt_limit };
     let (mut sums, mut under_way, mut in_flight_max) = (Sums::default(), FuturesUnordered::new(), 0);

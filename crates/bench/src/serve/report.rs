@@ -13,7 +13,8 @@ use super::play::{Played, Server};
 /// A generator that was later than this for one request in a hundred measured itself, too. Seconds.
 const SLIP_TO_TRUST_S: f64 = 0.01;
 
-/// The figures of a run. Times in seconds; quantiles are over completed requests, and `None` where there are none.
+/// The figures of a run. Times in seconds; quantiles are over completed requests, and `None` if
+/// there are none.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Report {
     url: String,
@@ -53,14 +54,15 @@ pub(super) struct Report {
     gap_max_s: Option<f64>,
     /// Of completed requests, as the server says.
     prompt_tokens: u64,
-    /// Of them, those that were not computed, where the server says so.
+    /// Of them, those that were not computed, if the server says so.
     cached_tokens: u64,
     /// Of completed requests.
     output_tokens: u64,
     output_tokens_per_s: f64,
     /// Share of output tokens that came in one message with another one.
     merged_share: f64,
-    /// Completed requests with fewer tokens than were asked for: their server had less to do than one that gave all of them.
+    /// Completed requests with fewer tokens than were asked for: their server had less to do than
+    /// one that gave all of them.
     short: usize,
     ttft_limit_s: f64,
     tbt_limit_s: f64,

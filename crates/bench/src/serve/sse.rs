@@ -3,7 +3,8 @@
 /// Longest event taken, bytes.
 const MAX_EVENT_BYTES: usize = 1 << 20;
 
-/// Puts events together (WHATWG HTML, 9.2.6). Only their data counts here: names, ids and comments are skipped.
+/// Puts events together (WHATWG HTML, 9.2.6). Only their data counts here: names, ids and comments
+/// are skipped.
 #[derive(Debug, Default)]
 pub struct SseReader {
     /// A line that has not ended.

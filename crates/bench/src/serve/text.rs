@@ -1,4 +1,5 @@
-//! Text for prompts that nobody wrote: common words in sentences, so that tokenizers make about as many tokens of it as of English.
+//! Drawn text for prompts: common words in sentences, so that tokenizers make about as many tokens
+//! of it as of English.
 
 use baton_sim::Random;
 
@@ -6,7 +7,7 @@ const WORDS: [&str; 128] = [
     "the", "river", "carries", "more", "water", "in", "spring", "than", "at", "any", "other", "time", "of", "year",
     "and", "people", "who", "live", "beside", "it", "have", "learned", "to", "watch", "hills", "for", "signs", "when",
     "snow", "begins", "melt", "they", "move", "their", "animals", "higher", "ground", "before", "first", "heavy",
-    "rain", "market", "opens", "early", "on", "these", "days", "because", "nobody", "wants", "be", "caught", "road",
+    "rain", "market", "opens", "early", "on", "these", "days", "because", "people", "wants", "be", "caught", "road",
     "after", "dark", "old", "bridge", "was", "built", "by", "hand", "from", "stone", "that", "came", "across",
     "valley", "its", "three", "arches", "still", "stand", "although", "one", "them", "has", "been", "repaired", "so",
     "often", "little", "remains", "original", "work", "children", "cross", "every", "morning", "way", "school",
@@ -15,7 +16,8 @@ const WORDS: [&str; 128] = [
     "weather", "sound", "wind", "reeds", "never", "wrong", "until", "year", "great", "flood", "which", "we",
 ];
 
-/// Exactly `chars` characters, all of one byte; the same for the same seed. Ends in mid-word where it must.
+/// Exactly `chars` characters, all of one byte; the same for the same seed. Ends in mid-word if it
+/// must.
 pub fn prose(seed: u64, chars: usize) -> String {
     let mut random = Random::new(seed);
     let mut text = String::with_capacity(chars + 16);

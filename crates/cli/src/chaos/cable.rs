@@ -1,4 +1,5 @@
-//! The virtual cable of a process that has a network namespace of its own: cut, made slow, or deaf to some others.
+//! The virtual cable of a process that has a network namespace of its own: cut, made slow, or deaf
+//! to some others.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -13,8 +14,9 @@ use crate::error::CliError;
 
 /// The device that a namespace of `baton up --namespaces` has.
 const DEVICE: &str = "eth0";
-/// A link-layer address that no device has: what is sent there gets lost, and nobody is told.
-const NOBODY: &str = "02:00:00:00:00:ff";
+/// A link-layer address that no device has: what is sent there gets lost, without a notice to the
+/// sender.
+const UNUSED: &str = "02:00:00:00:00:ff";
 /// What a slow cable carries.
 const SLOW: [&str; 7] = ["tbf", "rate", "10mbit", "burst", "32kb", "latency", "2s"];
 
@@ -72,7 +74,7 @@ impl Cable {
 
     /// What is sent to an address gets lost.
     pub fn part_from(&self, other: Ipv4Addr) -> Result<(), CliError> {
-        self.neighbour("replace", other, &["lladdr", NOBODY, "nud", "permanent"])
+        self.neighbour("replace", other, &["lladdr", UNUSED, "nud", "permanent"])
     }
 
     /// It gets through again.

@@ -36,11 +36,11 @@ pub enum FaultKind {
     Drain,
     /// SIGTERM.
     Term,
-    /// Nothing gets to it or from it for a while, and nobody is told (baton up --namespaces).
+    /// Drop all its traffic for a while, without an error (baton up --namespaces).
     Cut,
-    /// Its network carries 10 Mbit/s for a while (baton up --namespaces).
+    /// Limit its network to 10 Mbit/s for a while (baton up --namespaces).
     Slow,
-    /// A conductor does not get through to etcd, to the nodes, or to the other conductors for a while (baton up --namespaces).
+    /// Part a conductor from etcd, nodes or other conductors for a while (baton up --namespaces).
     Partition,
 }
 
@@ -132,7 +132,7 @@ impl Faults {
         &self.done
     }
 
-    /// Takes note of who is well again, and lets go of those whose time is over.
+    /// Takes note of who is well again, and ends the faults whose time is over.
     pub fn look(&mut self, nodes: &[v1::NodeStatus]) {
         let now = baton_runtime::now();
         for hurt in self.hurt.values_mut().filter(|hurt| hurt.kind != FaultKind::Drain) {
@@ -273,7 +273,8 @@ impl Faults {
     }
 }
 
-/// Whether any conductor does something. One that is stopped does not, and one that was just started does not know the node.
+/// Whether any conductor does something. One that is stopped does not, and one that was just
+/// started does not know the node.
 async fn any(conductors: &[Conductor], does: impl AsyncFn(&Conductor) -> bool) -> bool {
     for conductor in conductors {
         if tokio::time::timeout(ANSWER, does(conductor)).await == Ok(true) {

@@ -1,11 +1,13 @@
-//! `baton chaos`: faults at the nodes of a running cluster, and streams that must not notice more than a pause.
+//! `baton chaos`: faults at the nodes of a running cluster, and streams that must not notice more
+//! than a pause.
 //!
-//! First each request is asked in peace. Then clients ask them again and again, while every few seconds a process of
-//! this host is killed, stopped for a while, drained, asked to end, cut off, or left with a slow network: a node, if
-//! there are several a conductor, and if it is named etcd. One of each role is left alone at any time, but etcd. Whoever
-//! started the processes has to start them again, as `baton up` does. A client whose conductor is lost asks the next
-//! one, with its key. If it is only slow, that one is asked again. At the end the nodes prove that every block is
-//! accounted for.
+//! First each request is asked in peace. Then clients ask them again and again. Every few seconds a
+//! process of this host is killed, stopped for a while, drained, asked to end, cut off, or left
+//! with a slow network. It is a node, if there are several a conductor, and if it is named etcd.
+//! One of each role is left alone at any time, but etcd. The supervisor of the processes has to
+//! start them again, as `baton up` does. A client whose conductor is lost asks the next one, with
+//! its key. If it is only slow, that one is asked again. At the end the nodes prove that every
+//! block is accounted for.
 
 mod cable;
 mod faults;
@@ -32,8 +34,8 @@ use processes::Process;
 use report::{Memory, Report};
 use streams::{Ends, Streams};
 
-/// How long nodes may take to be back, and the cluster to be idle, at the end: more than `grant_ttl_s`, as a node that
-/// was cut off may have granted what nobody waits for any more.
+/// How long nodes may take to be back, and the cluster to be idle, at the end. It is more than
+/// `grant_ttl_s`: a node that was cut off may have a grant that no prefill node waits for any more.
 const AFTERMATH: Duration = Duration::from_secs(90);
 /// How often is looked at the nodes.
 const LOOK: Duration = Duration::from_millis(200);
@@ -101,7 +103,8 @@ fn check_here(nodes: &[v1::NodeStatus], faults: &[FaultKind]) -> Result<(), CliE
     }
 }
 
-/// How all are: the nodes, as a conductor says that answers, and of several conductors each, and etcd, as if they were nodes.
+/// How all are: the nodes, as a conductor says that answers, and of several conductors each, and
+/// etcd, as if they were nodes.
 async fn all(conductors: &[Conductor], etcd: Option<&str>) -> Vec<v1::NodeStatus> {
     let asked = conductors.iter().map(|conductor| tokio::time::timeout(ANSWER, nodes(conductor)));
     let answers = join_all(asked).await;

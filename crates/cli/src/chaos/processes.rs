@@ -16,8 +16,9 @@ pub struct Process {
 }
 
 impl Process {
-    /// The process of this host that listens on an address, `host:port` or `http://host:port`. It may have a network
-    /// namespace of its own. `None` if there is none that this user may look at, or if the host is another one's name.
+    /// The process of this host that listens on an address, `host:port` or `http://host:port`. It
+    /// may have a network namespace of its own. `None` if there is none that this user may look at,
+    /// or if the host is another one's name.
     pub fn listening(address: &str) -> Option<Self> {
         let address = address.trim_start_matches("http://");
         if other_ip(address).is_none() && !is_loopback(address) {
@@ -77,7 +78,8 @@ impl Process {
     }
 }
 
-/// Clock ticks after the machine's start: field 22 of `/proc/PID/stat`. The name before it may have spaces.
+/// Clock ticks after the machine's start: field 22 of `/proc/PID/stat`. The name before it may have
+/// spaces.
 fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let state = stat.rsplit_once(')')?.1.split_whitespace().next()?;
@@ -94,7 +96,7 @@ fn namespace_of(pid: &str) -> Option<PathBuf> {
 /// Who is looked for.
 struct Wanted {
     port: u16,
-    /// Where it is no address of loopback.
+    /// If it is no address of loopback.
     ip: Option<Ipv4Addr>,
 }
 
@@ -131,7 +133,7 @@ pub fn other_ip(address: &str) -> Option<Ipv4Addr> {
     }
 }
 
-/// Whether an address is one of this host, as far as one can tell without asking anybody.
+/// Whether an address is one of this host, as far as one can tell without a query.
 pub fn is_loopback(address: &str) -> bool {
     let host = address.trim_start_matches("http://");
     host.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback()) || host.starts_with("localhost:")

@@ -17,13 +17,13 @@ use super::{ANSWER, nodes};
 use crate::client::Conductor;
 use crate::error::CliError;
 
-/// Whoever has lost a conductor asks the next one after this long.
+/// A client that has lost a conductor asks the next one after this long.
 const LOST: Duration = Duration::from_millis(100);
 /// A refused client comes again after this long.
 const COME_AGAIN: Duration = Duration::from_millis(500);
 /// A stream that says nothing for so long is taken to be hung.
 const HUNG: Duration = Duration::from_secs(60);
-/// Where there are several conductors, one that says nothing for so long is asked again.
+/// If there are several conductors, one that says nothing for so long is asked again.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// So often a request is asked for.
 const TRIES: usize = 16;
@@ -111,7 +111,8 @@ impl Felt {
     }
 }
 
-/// Request `n` of a run: of many lengths, some with a common beginning, greedy and drawn, with penalties and log-probabilities.
+/// Request `n` of a run: of many lengths, some with a common beginning, greedy and drawn, with
+/// penalties and log-probabilities.
 fn request(n: u64, seed: u64, max_tokens: u32) -> v1::GenerateRequest {
     let mut random = Random::new(seed ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let shared = format!("These are the notes of day {}. ", n % 4).repeat((n % 5) as usize * 4);
@@ -145,7 +146,8 @@ impl Streams {
         Ok(Self { requests, expected, faults, run, stop })
     }
 
-    /// One client: one request after the other, until it is to stop. It has a conductor of its own, and asks the next one if that is lost.
+    /// One client: one request after the other, until it is to stop. It has a conductor of its own,
+    /// and asks the next one if that is lost.
     pub async fn client(&self, conductors: &[Conductor], first: usize, step: usize) -> Ends {
         let mut ends = Ends::default();
         for count in (first..).step_by(step) {
@@ -215,14 +217,15 @@ impl Turn {
         Self { at, asked: 1, others: 0, is_second: false, is_interrupted: false }
     }
 
-    /// After what time it is asked whether the conductor answers at all. One that has the answer gives it at once.
+    /// After what time it is asked whether the conductor answers at all. One that has the answer
+    /// gives it at once.
     fn patience(&self) -> Duration {
         if self.is_second { ANSWER } else { PATIENCE }
     }
 
-    /// Whether it is asked for again. A conductor that is only slow has the answer under way: elsewhere it would be
-    /// computed anew. It is asked again whenever it has said nothing more for a while. If it says nothing at all then,
-    /// does not answer, or has gone, another one is asked.
+    /// Whether it is asked for again. A conductor that is only slow has the answer under way:
+    /// elsewhere it would be computed anew. It is asked again whenever it has said nothing more for
+    /// a while. If it says nothing at all then, does not answer, or has gone, another one is asked.
     fn next(&mut self, failed: &Failed, conductors: usize) -> bool {
         self.is_second = match failed {
             // One that takes it in answers, and is slow.
@@ -319,7 +322,7 @@ impl Asked {
         let asked = baton_runtime::now();
         let mut client = conductor.inference();
         let mut begun = pin!(client.generate(request));
-        // While nobody leads, or no node has room, it waits, and its conductor answers others.
+        // While none leads, or no node has room, it waits, and its conductor answers others.
         let begun = loop {
             match tokio::time::timeout(begin_patience, &mut begun).await {
                 Ok(begun) => break begun,
@@ -340,7 +343,8 @@ impl Asked {
             match event {
                 Some(Event::Accepted(accepted)) => {
                     id = accepted.request_id;
-                    // The first message of an answer is kept with it: it names the request that is served.
+                    // The first message of an answer is kept with it: it names the request that is
+                    // served.
                     self.is_attached = self.ids.contains(&id);
                     self.ids.push(id.clone());
                 }

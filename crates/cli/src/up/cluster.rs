@@ -1,4 +1,5 @@
-//! The processes of a cluster together: who starts when, when all are ready, and the order in which they end.
+//! The processes of a cluster together: who starts when, when all are ready, and the order in which
+//! they end.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,7 +21,8 @@ use crate::table::table;
 
 /// Events that wait to be looked at.
 const EVENT_QUEUE: usize = 256;
-/// What a role may take beyond the grace period that it was given: to end what is left then, and to close.
+/// What a role may take beyond the grace period that it was given: to end what is left then, and to
+/// close.
 const CLOSING: Duration = Duration::from_secs(15);
 /// The same after a second signal.
 const HURRY: Duration = Duration::from_secs(5);
@@ -64,7 +66,8 @@ impl Cluster {
         self.console.say(text);
     }
 
-    /// Starts etcd, the conductors, then the nodes; returns when each conductor has all of them ready. A role that ends before is an error: it would end again.
+    /// Starts etcd, the conductors, then the nodes; returns when each conductor has all of them
+    /// ready. A role that ends before is an error: it would end again.
     pub async fn start(&mut self) -> Result<(), CliError> {
         let timeout = self.plan.start_timeout;
         let started = tokio::time::timeout(timeout, self.start_all()).await;
@@ -138,7 +141,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Says that all are ready: a table for people, a line of JSON for programs, and the file that was asked for.
+    /// Says that all are ready: a table for people, a line of JSON for programs, and the file that
+    /// was asked for.
     pub fn announce(&mut self, json: bool) -> Result<(), CliError> {
         self.write_ready_file()?;
         if json {
@@ -167,7 +171,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Ends the conductors, then the nodes: those end their requests by themselves, and need these for it. Then etcd, by which conductors know of each other.
+    /// Ends the conductors, then the nodes: those end their requests by themselves, and need these
+    /// for it. Then etcd, by which conductors know of each other.
     pub async fn stop(&mut self, signals: &mut Signals) -> Result<(), CliError> {
         let mut stopping = Stopping { allowed: self.plan.grace + CLOSING, problems: Vec::new() };
         self.stop_members(signals, &mut stopping, |role| role == Role::Conductor).await;
@@ -255,7 +260,8 @@ impl Cluster {
         }
     }
 
-    /// Where the conductors serve gRPC, from here: the ports that `own` names, if they have those, else the clients' ones.
+    /// Where the conductors serve gRPC, from here: the ports that `own` names, if they have those,
+    /// else the clients' ones.
     fn addresses(&self, own: impl Fn(&Ready) -> Option<&String>) -> Vec<String> {
         let ready = self.of(Role::Conductor).filter_map(|member| member.ready.as_ref());
         ready.map(|ready| format!("http://{}", reachable(own(ready).unwrap_or(&ready.grpc)))).collect()
@@ -311,7 +317,7 @@ impl Cluster {
     fn write_ready_file(&self) -> Result<(), CliError> {
         let Some(path) = &self.plan.ready_file else { return Ok(()) };
         let cannot = |error| CliError::invalid("--ready-file", format!("cannot write {}: {error}", path.display()));
-        // Beside it, then renamed: who reads it never sees half of it.
+        // Beside it, then renamed: a reader never sees half of it.
         let mut beside = path.clone().into_os_string();
         beside.push(".new");
         std::fs::write(&beside, format!("{}\n", self.summary())).map_err(cannot)?;
@@ -357,7 +363,7 @@ async fn ready_once_it_answers(
         _ = orders.wait_for(|order| *order > Order::Run) => false,
     };
     if answers {
-        // Nobody listens only when this process is on its way out.
+        // The receiver is gone only when this process is on its way out.
         let _ = events.send(Event { name, what: What::Ready(ready) }).await;
     }
 }

@@ -32,14 +32,14 @@ impl Console {
         Self { multi: MultiProgress::new(), bars: Arc::default(), paint: Paint::stderr() }
     }
 
-    /// A line above the bars. That nobody reads stderr is no reason to stop a cluster.
+    /// A line above the bars. A closed stderr is no reason to stop a cluster.
     pub fn say(&self, text: &str) {
         self.multi.suspend(|| {
             let _ = writeln!(io::stderr(), "{text}");
         });
     }
 
-    /// A role is being waited for: with `what`, and done by so much where that is known.
+    /// A role is being waited for: with `what`, and done by so much if that is known.
     pub fn waiting(&self, name: &str, done: Option<f64>, what: &str) {
         let mut bars = self.bars.lock().unwrap_or_else(PoisonError::into_inner);
         let bar = bars.entry(name.to_owned()).or_insert_with(|| self.new_bar(name));
@@ -94,7 +94,7 @@ impl RoleLog {
     /// One more line.
     pub fn line(&self, text: String) {
         match &self.file {
-            // A full disk must not end a cluster; the tail still has the line.
+            // A full disk must not end a cluster; the last lines in memory still have it.
             Some(file) => _ = file.lock().unwrap_or_else(PoisonError::into_inner).write(&text),
             None => self.console.say(&format!("{} {text}", self.console.paint.dim(&format!("{:>10} |", self.name)))),
         }

@@ -17,9 +17,9 @@ pub struct Ready {
     pub http: Option<String>,
     /// `IP:PORT` of its transfer engine.
     pub transfer: Option<String>,
-    /// `IP:PORT` of a conductor's port for operators, where it has one.
+    /// `IP:PORT` of a conductor's port for operators, if it has one.
     pub operators: Option<String>,
-    /// `IP:PORT` of a conductor's port for nodes, where it has one.
+    /// `IP:PORT` of a conductor's port for nodes, if it has one.
     pub nodes: Option<String>,
 }
 

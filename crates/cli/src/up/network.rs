@@ -1,5 +1,5 @@
-//! A network namespace for each node, as a pod has one: then `baton chaos` can cut a node off. So can it cut off
-//! conductors, if there are several.
+//! A network namespace for each node, as a pod has one: then `baton chaos` can cut a node off. So
+//! can it cut off conductors, if there are several.
 //!
 //! ```text
 //!   this namespace:
@@ -30,7 +30,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// Makes a namespace for each node of the plan, and for each of several conductors, and has them run there.
+    /// Makes a namespace for each node of the plan, and for each of several conductors, and has
+    /// them run there.
     pub fn new(plan: &mut Plan) -> Result<Self, CliError> {
         remove_left_over();
         let pid = std::process::id();
@@ -38,13 +39,15 @@ impl Network {
         let subnet = format!("198.{}.{}", 18 + (pid >> 8) % 2, pid % 256);
         let mut network = Self { bridge: bridge_of(pid), namespaces: Vec::new() };
         let bridge = network.bridge.as_str();
-        // With an address of its own: else it has that of a port, and another one when that is cut off.
+        // With an address of its own: else it has that of a port, and another one when that is cut
+        // off.
         ip(&["link", "add", bridge, "address", "02:00:00:00:00:01", "type", "bridge"])?;
         ip(&["address", "add", &format!("{subnet}.1/24"), "dev", bridge])?;
         ip(&["link", "set", bridge, "up"])?;
         let is_apart = plan.conductors.len() > 1;
         if is_apart {
-            // Not the address that this host's clients have: a conductor may be parted from one and not from the other.
+            // Not the address that this host's clients have: a conductor may be parted from one and
+            // not from the other.
             ip(&["address", "add", &format!("{subnet}.254/24"), "dev", bridge])?;
             plan.move_etcd(&format!("{subnet}.254"));
         }
@@ -72,7 +75,8 @@ impl Drop for Network {
     fn drop(&mut self) {
         // What cannot be removed now is looked for by the next one.
         for (index, namespace) in self.namespaces.iter().enumerate() {
-            // By itself it would go with the last connection of its namespace, which may take minutes.
+            // By itself it would go with the last connection of its namespace, which may take
+            // minutes.
             let _ = ip(&["link", "delete", &cable_of(&self.bridge, index)]);
             let _ = ip(&["netns", "delete", namespace]);
         }
@@ -88,7 +92,8 @@ fn cable_of(bridge: &str, index: usize) -> String {
     format!("{bridge}-{index}")
 }
 
-/// Has a process start in a namespace, and listen on its address there. Clients know the ports of conductors.
+/// Has a process start in a namespace, and listen on its address there. Clients know the ports of
+/// conductors.
 fn enter(member: &mut Spec, namespace: &str, address: &str) {
     let program = std::mem::replace(&mut member.program, "nsenter".into());
     let net = format!("--net={FOLDER}/{namespace}");

@@ -17,7 +17,7 @@ use crate::error::CliError;
 const SPAWN: &str = "spawn";
 /// Where an etcd of the cluster's own is.
 const LOOPBACK: &str = "127.0.0.1";
-/// The model, where no flag names it.
+/// The model, if no flag names it.
 const MODEL_VARIABLE: &str = "BATON_MODEL";
 
 /// What a process does in the cluster.
@@ -67,7 +67,8 @@ impl Spec {
         self.args.iter().cloned().chain(listen).collect()
     }
 
-    /// A conductor that is started again must be where nodes and clients know it to be, even where its port was chosen at its first start.
+    /// A conductor that is started again must be where nodes and clients know it to be, even if its
+    /// port was chosen at first start.
     pub fn keep_address(&mut self, ready: &Ready) {
         if self.role != Role::Conductor {
             return;
@@ -128,8 +129,8 @@ impl Plan {
         Self::with(args, model, &bin_dir, cores)
     }
 
-    /// Has etcd of the cluster's own listen on another address of this host, and conductors find it there. They are
-    /// reached by the addresses that they listen on.
+    /// Has etcd of the cluster's own listen on another address of this host, and conductors find it
+    /// there. They are reached by the addresses that they listen on.
     pub fn move_etcd(&mut self, ip: &str) {
         let Some(etcd) = &mut self.etcd else { return };
         let replace = |args: &mut [OsString], from: &str, to: &str| {
@@ -223,7 +224,8 @@ impl Plan {
     }
 }
 
-/// The address of conductor `index`: as given, on the port that comes so many later. Port 0 takes a free one.
+/// The address of conductor `index`: as given, on the port that comes so many later. Port 0 takes a
+/// free one.
 fn port_after(flag: &str, address: &str, index: u32) -> Result<String, CliError> {
     let parts = address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
     match parts {
@@ -243,7 +245,7 @@ fn spawned_etcd() -> Result<Etcd, CliError> {
     let program = found.ok_or_else(|| wrong("there is no etcd in PATH (Debian: etcd-server)".to_owned()))?;
     let cannot = |error: std::io::Error| wrong(error.to_string());
     let data = tempfile::Builder::new().prefix("baton-etcd-").tempdir().map_err(cannot)?;
-    // Held together: else both may be the same.
+    // Both are open at once: else they may be the same.
     let ports = [TcpListener::bind((LOOPBACK, 0)).map_err(cannot)?, TcpListener::bind((LOOPBACK, 0)).map_err(cannot)?];
     let [client, peer] = ports.map(|port| port.local_addr().map(|address| address.to_string()));
     let (client, peer) = (client.map_err(cannot)?, peer.map_err(cannot)?);
@@ -285,7 +287,7 @@ fn common_args(args: &UpArgs, model: Option<PathBuf>) -> Result<Vec<OsString>, C
     let mut common =
         vec!["--engine".into(), OsString::from(&args.engine), "--grace-s".into(), args.grace.to_string().into()];
     match model {
-        // The mock engine takes a model, for its tokenizer, only where it is given on purpose.
+        // The mock engine takes a model, for its tokenizer, only if it is given on purpose.
         Some(_) if args.engine == "mock" && args.model.is_none() => {}
         Some(path) => {
             let bad = |problem: String| {
@@ -449,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_in_namespaces_move_kv_over_tcp() {
+    fn nodes_in_namespaces_transfer_kv_over_tcp() {
         let plan = plan("--engine mock --namespaces", None).unwrap();
         assert!(plan.nodes.iter().all(|node| line(node).contains("--transport tcp")));
         let error = self::plan("--engine mock --namespaces --transport shm", None).unwrap_err().to_string();

@@ -1,6 +1,7 @@
 //! Children of this process, as the operating system sees them.
 
-// A hook between fork and exec, and signals to children, have no safe interface in the standard library.
+// A hook between fork and exec, and signals to children, have no safe interface in the standard
+// library.
 #![allow(unsafe_code)]
 
 use std::ffi::OsString;
@@ -13,25 +14,28 @@ use tokio::process::{Child, Command};
 
 /// Starts a child that dies with this process.
 ///
-/// It gets a process group of its own, so that Ctrl-C in a terminal reaches only this process, which then drains the children in order. It must be called on a
-/// thread that lives as long as the process: the kernel binds the parent-death signal to the thread.
+/// It gets a process group of its own, so that Ctrl-C in a terminal reaches only this process,
+/// which then drains the children in order. It must be called on a thread that lives as long as the
+/// process: the kernel binds the parent-death signal to the thread.
 pub fn spawn(program: &Path, args: &[OsString]) -> io::Result<Child> {
     let parent = std::process::id();
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // The plan has put the model into the arguments, or has none.
     command.env_remove("BATON_MODEL").process_group(0).kill_on_drop(true);
-    // SAFETY: the hook runs in the child between fork and exec. It makes two system calls that are async-signal-safe, allocates nothing and takes no lock.
+    // SAFETY: the hook runs in the child between fork and exec. It makes two system calls that are
+    // async-signal-safe, allocates nothing and takes no lock.
     unsafe { command.pre_exec(move || die_with(parent)) };
     command.spawn()
 }
 
 fn die_with(parent: u32) -> io::Result<()> {
-    // SAFETY: `prctl` with PR_SET_PDEATHSIG reads its second argument as a number and touches no memory of ours.
+    // SAFETY: `prctl` with PR_SET_PDEATHSIG reads its second argument as a number and touches no
+    // memory of ours.
     if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } == -1 {
         return Err(io::Error::last_os_error());
     }
-    // The parent may have died before the signal was asked for: then nobody would send it.
+    // The parent may have died before the signal was asked for: then it would never come.
     // SAFETY: `getppid` takes nothing and always succeeds.
     if unsafe { libc::getppid() } as u32 != parent {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
@@ -41,7 +45,8 @@ fn die_with(parent: u32) -> io::Result<()> {
 
 /// Sends `signal` to a child that has not been waited for, so that its id is still its own.
 pub fn send(pid: u32, signal: libc::c_int) {
-    // SAFETY: `kill` takes two numbers. A failure means that the child has just ended, which is what the caller waits for.
+    // SAFETY: `kill` takes two numbers. A failure means that the child has just ended, which is
+    // what the caller waits for.
     unsafe { libc::kill(pid as libc::pid_t, signal) };
 }
 
@@ -67,7 +72,8 @@ fn name(signal: i32) -> &'static str {
     }
 }
 
-/// Whether a child that was asked to end did so without complaint: one that had not yet installed its handler dies of the signal.
+/// Whether a child that was asked to end did so without complaint: one that had not yet installed
+/// its handler dies of the signal.
 pub fn ended_as_asked(status: ExitStatus) -> bool {
     status.success() || status.signal() == Some(libc::SIGTERM)
 }

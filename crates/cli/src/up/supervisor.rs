@@ -150,7 +150,8 @@ impl Supervisor {
             }
         };
         if !read {
-            // What is left in the pipes often says why it died. Time is up only where another process holds them open.
+            // What is left in the pipes often says why it died. Time is up only if another process
+            // keeps them open.
             let _ = tokio::time::timeout(LAST_LINES_TIMEOUT, reading).await;
         }
         if let Ok(ready) = ready.try_recv() {
@@ -167,7 +168,8 @@ impl Supervisor {
         }
     }
 
-    /// Reads both pipes to their ends. Owns what it needs, so that the supervisor can obey meanwhile.
+    /// Reads both pipes to their ends. Owns what it needs, so that the supervisor can obey
+    /// meanwhile.
     fn read(&self, child: &mut Child, found: mpsc::Sender<Ready>) -> impl Future<Output = ()> + use<> {
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let (name, events, log) = (self.spec.name.clone(), self.events.clone(), Arc::clone(&self.log));
@@ -177,7 +179,7 @@ impl Supervisor {
                 while let Some(text) = lines.next().await {
                     let what = match Line::parse(&text) {
                         Line::Ready(ready) => {
-                            // Full where it says READY twice; the first one counts.
+                            // Full if it says READY twice; the first one counts.
                             let _ = found.try_send(ready.clone());
                             What::Ready(ready)
                         }
@@ -199,7 +201,7 @@ impl Supervisor {
     }
 
     async fn send(&self, what: What) {
-        // Nobody listens only when this process is on its way out.
+        // The receiver is gone only when this process is on its way out.
         let _ = self.events.send(Event { name: self.spec.name.clone(), what }).await;
     }
 }

@@ -1,21 +1,24 @@
 //! Cores that a node has for itself.
 //!
-//! Where somebody gave this process as many cores as it has threads, and fewer than the machine has (taskset, a cpuset, Kubernetes' static CPU manager), helpers stay on one each, and
-//! the caller finds the last one free. Nodes that share cores are left to the system, be they all of a machine's or those of a process that started several (`taskset ... baton up`):
-//! threads that cannot move would wait for one another.
+//! This process may have been given as many cores as it has threads, and fewer than the machine has
+//! (taskset, a cpuset, Kubernetes' static CPU manager). Then helpers stay on one each, and the
+//! caller finds the last one free. Nodes that share cores are left to the system: threads that
+//! cannot move would wait for one another. They share all of a machine's cores, or those of a
+//! process that started several (`taskset ... baton up`).
 
 /// A core for each of `threads` threads, if they are this process's own.
 pub(super) fn own_cores(threads: usize) -> Option<Vec<usize>> {
     let cores = allowed(SELF)?;
-    // What the parent has too, it may have given to others. A container's first process sees no parent.
+    // What the parent has too, it may have given to others. A container's first process sees no
+    // parent.
     let inherited = parent().is_some_and(|parent| allowed(parent).as_ref() == Some(&cores));
     (cores.len() == threads && cores.len() < online() && !inherited).then_some(cores)
 }
 
-/// The calling thread, where a process is asked for.
+/// The calling thread, when a process is asked for.
 const SELF: i32 = 0;
 
-/// Keeps the calling thread on a core; where the system does not let it, it runs as before.
+/// Keeps the calling thread on a core; if the system does not let it, it runs as before.
 pub(super) fn stay_on(core: usize) {
     if let Err(error) = set(core) {
         tracing::debug!(core, %error, "a thread is not pinned");
@@ -98,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cores_are_ones_own_where_somebody_gave_just_as_many() {
+    fn cores_are_the_process_own_if_as_many_as_threads() {
         // Of this thread alone; its affinity ends with it.
         let of_thread = std::thread::spawn(|| {
             let all = allowed(SELF).unwrap();
@@ -111,10 +114,11 @@ mod tests {
         });
         let (all, last) = of_thread.join().unwrap();
         assert!(all.contains(&last) && allowed(SELF).unwrap() == all, "other threads stay as they are");
-        assert_eq!(own_cores(online()), None, "all cores of a machine are nobody's own");
+        assert_eq!(own_cores(online()), None, "all cores of a machine are no process's own");
     }
 
-    /// Says whether the cores are the process's own, and starts itself once more, one process deeper.
+    /// Says whether the cores are the process's own, and starts itself once more, one process
+    /// deeper.
     #[test]
     #[ignore = "the other process of the test here, which starts it itself"]
     fn other_process() {
@@ -139,7 +143,8 @@ mod tests {
     #[test]
     fn cores_that_a_parent_has_too_are_not_ones_own() {
         assert!(allowed(SELF).unwrap().len() >= 2, "this test needs two cores");
-        // A child inherits the cores of the thread that starts it; the parent's are those of its first thread, which has all.
+        // A child inherits the cores of the thread that starts it; the parent's are those of its
+        // first thread, which has all.
         let of_thread = std::thread::spawn(|| {
             stay_on(*allowed(SELF).unwrap().last().unwrap());
             told_by_a_child("1")

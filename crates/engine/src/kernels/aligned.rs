@@ -20,7 +20,8 @@ type Lines = Guarded<Line>;
 #[repr(C, align(64))]
 struct Line([f32; LANES]);
 
-/// Zeroed floats that begin on a cache line, so that no vector of 16 at a multiple of 16 straddles two.
+/// Zeroed floats that begin on a cache line, so that no vector of 16 at a multiple of 16 straddles
+/// two.
 pub(crate) struct AlignedBuf {
     lines: Lines,
     len: usize,
@@ -83,7 +84,8 @@ impl DerefMut for AlignedBytes {
     }
 }
 
-/// Zeroed memory for weights, in pieces of large mappings: together they lie on huge pages, where each matrix would be too small for one.
+/// Zeroed memory for weights, in pieces of large mappings. Together they lie on huge pages; each
+/// matrix alone would be too small for one.
 pub(crate) struct WeightMemory {
     /// The mapping of which the last piece was, and where the next begins.
     current: Mutex<Option<(Arc<MemoryRegion>, usize)>>,
@@ -124,7 +126,8 @@ impl WeightMemory {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let (region, start) = match current.take() {
             Some((region, start)) if len <= region.len() - start => (region, start),
-            // A system that counts what may be committed may have as much as is needed, and no more.
+            // A system that counts what may be committed may have as much as is needed, and no
+            // more.
             _ => {
                 (Arc::new(MemoryRegion::allocate(len.max(MAPPING)).or_else(|_| MemoryRegion::allocate(len.max(1)))?), 0)
             }
@@ -146,7 +149,7 @@ pub(crate) enum WeightBytes {
         region: Arc<MemoryRegion>,
         range: Range<usize>,
     },
-    /// Memory of its own, between pages that nobody may touch.
+    /// Memory of its own, between guard pages.
     #[cfg(test)]
     Guarded(AlignedBytes),
 }

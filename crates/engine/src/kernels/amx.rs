@@ -1,12 +1,14 @@
-//! Matrix tiles (Intel AMX): registers of up to 16 rows of 64 bytes, and products of two of them that are added to a third.
+//! Matrix tiles (Intel AMX): registers of up to 16 rows of 64 bytes, and products of two of them
+//! that are added to a third.
 //!
 //! ```text
 //! even = fma(A[m][2 k], B[k][2 n], even),  odd = fma(A[m][2 k + 1], B[k][2 n + 1], odd)      over 16 pairs k of bfloat16, both from 0
 //! C[m][n] += even + odd
 //! ```
 //!
-//! (Intel, Architecture Instruction Set Extensions Programming Reference: TDPBF16PS; numbers below the smallest normal one are 0.) B lies as [`super::pairs`] have their weights anyway. A row
-//! of C depends on that row of A alone, so the number of rows does not show.
+//! (Intel, Architecture Instruction Set Extensions Programming Reference: TDPBF16PS; numbers below
+//! the smallest normal one are 0.) B lies as [`super::pairs`] have their weights anyway. A row of C
+//! depends on that row of A alone, so the number of rows does not show.
 //!
 //! What is in tiles never outlives the assembly that put it there. Their shape does: [`Shape`].
 
@@ -32,7 +34,8 @@ fn has_tiles() -> bool {
     __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & NEEDED == NEEDED
 }
 
-/// Asks the system for the tiles of all threads of this process, whose contexts become larger by 8 KB.
+/// Asks the system for the tiles of all threads of this process, whose contexts become larger by 8
+/// KB.
 #[cfg(target_os = "linux")]
 fn ask() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
@@ -46,7 +49,8 @@ fn ask() -> bool {
     false
 }
 
-/// How the tiles of this thread are shaped while it lives. They are given up when it is dropped, so that nobody saves them when the thread rests.
+/// How the tiles of this thread are shaped while it lives. They are given up when it is dropped, so
+/// that the system does not save them when the thread rests.
 pub(crate) struct Shape(());
 
 /// What `ldtilecfg` reads.
@@ -67,7 +71,8 @@ impl Shape {
     /// The CPU has tiles, and the process may use them; no other shape lives on this thread.
     pub unsafe fn of_pairs(rows: usize) -> Self {
         let (first, rest) = (rows.min(TILE) as u8, rows.saturating_sub(TILE) as u8);
-        // Sums of the first rows, of the rest; A of the first, of the rest; B. A tile of no rows has no columns.
+        // Sums of the first rows, of the rest; A of the first, of the rest; B. A tile of no rows
+        // has no columns.
         let rest_bytes = if rest == 0 { 0 } else { 64 };
         let row_bytes = [64, 64, rest_bytes, rest_bytes, 64, rest_bytes, 64, 64];
         // SAFETY: the caller's promise.
@@ -90,7 +95,7 @@ impl Shape {
 
 impl Drop for Shape {
     fn drop(&mut self) {
-        // SAFETY: a shape exists only where there are tiles.
+        // SAFETY: a shape exists only if there are tiles.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 }
@@ -116,16 +121,19 @@ pub(crate) struct PairsProduct {
 
 /// `C (+)= A B`: one tile of rows or (`TALL`) two, times 16 outputs or (`WIDE`) 32.
 ///
-/// B is for the first-level cache, where the next rows find it; A passes by (`tileloaddt1`), and so that what is asked for does not displace B either, it is asked for into the second-level one.
+/// B is for the first-level cache, where the next rows find it; A passes by (`tileloaddt1`).
+/// Prefetches go to the second-level cache, so that they do not displace B either.
 ///
 /// # Safety
-/// A shape of pairs lives on this thread; A, B and C can be read, and C written, at as many rows as its tiles have, with their strides.
+/// A shape of pairs lives on this thread. A, B and C can be read, and C written, at as many rows as
+/// its tiles have, with their strides.
 #[inline(always)]
 pub(crate) unsafe fn pairs_product<const TALL: bool, const WIDE: bool>(product: PairsProduct) {
     let PairsProduct { a, a_stride, b, b_stride, c, c_stride, steps, accumulate, ahead, ahead_lines } = product;
     macro_rules! product {
         (zero: $($zero:literal)*; load: $($load:literal)*; rest: $($load_rest:literal)*; step: $($step:literal)*; store: $($store:literal)*; rest: $($store_rest:literal)*;) => {
-            // SAFETY: the caller's promise; addresses that are only asked for may be any. The compiler has nothing in tiles.
+            // SAFETY: the caller's promise; addresses that are only asked for may be any. The
+            // compiler has nothing in tiles.
             unsafe {
                 asm!(
                     "test {count}, {count}",

@@ -1,4 +1,5 @@
-//! Memory between pages that nobody may touch: a kernel under test that reads or writes beyond an operand ends its process.
+//! Memory between guard pages: a kernel under test that reads or writes beyond an operand ends its
+//! process.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -6,11 +7,12 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 thread_local! {
-    /// Whether this thread's elements lie at the end of their pages; in turn where it is not said.
+    /// Whether this thread's elements lie at the end of their pages; in turn if it is not said.
     static AT_END: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
-/// Runs a test twice: with all operands that this thread makes right after a page that nobody may touch, and right before one.
+/// Runs a test twice: with all operands that this thread makes right after a guard page, and right
+/// before one.
 pub(super) fn on_both_sides(test: impl Fn()) {
     for at_end in [false, true] {
         AT_END.set(Some(at_end));
@@ -19,7 +21,7 @@ pub(super) fn on_both_sides(test: impl Fn()) {
     }
 }
 
-/// Elements right before a page that nobody may touch, or right after one.
+/// Elements right before a guard page, or right after one.
 pub(super) struct Guarded<T> {
     mapping: *mut u8,
     mapped: usize,
@@ -44,7 +46,7 @@ impl<T: Copy> Guarded<T> {
     /// A copy of some elements.
     pub fn copy_of(elements: &[T]) -> Self {
         let copy = Self::zeroed(elements.len());
-        // SAFETY: as many elements, of memory that is nobody else's.
+        // SAFETY: as many elements, of memory that nothing else uses.
         unsafe { copy.first.cast::<T>().copy_from_nonoverlapping(elements.as_ptr(), elements.len()) };
         copy
     }
@@ -97,7 +99,7 @@ impl<T> DerefMut for Guarded<T> {
 
 impl<T> Drop for Guarded<T> {
     fn drop(&mut self) {
-        // SAFETY: the mapping made above, which nobody borrows from any more.
+        // SAFETY: the mapping made above, which nothing borrows from any more.
         unsafe { libc::munmap(self.mapping.cast(), self.mapped) };
     }
 }
@@ -125,7 +127,8 @@ mod tests {
     #[test]
     fn what_lies_beyond_cannot_be_read() {
         let [a, b] = [true, false].map(|at_end| Guarded::<[u8; 64]>::at(3, at_end));
-        // SAFETY: the last element of one, and the first of the other; what lies beyond is read by a child.
+        // SAFETY: the last element of one, and the first of the other; what lies beyond is read by
+        // a child.
         unsafe {
             assert_eq!((*a.as_ptr().add(2), *b.as_ptr()), ([0; 64], [0; 64]));
             assert!(dies(|| {

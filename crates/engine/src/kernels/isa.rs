@@ -21,8 +21,9 @@ pub(super) enum Set {
     Amx,
 }
 
-/// An instruction set that this CPU has: a value of this type is the proof. All sets give the same bits (sums of bfloat16 below the smallest normal f32 apart, see `pairs`) but the one with matrix tiles,
-/// whose products of bfloat16 are another class of kv_class.
+/// An instruction set that this CPU has: a value of this type is the proof. All sets give the same
+/// bits, sums of bfloat16 below the smallest normal f32 apart (see `pairs`). The exception has
+/// matrix tiles: its products of bfloat16 are another KV compatibility class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Isa(pub(super) Set);
 
@@ -51,7 +52,8 @@ impl Isa {
         })
     }
 
-    /// The one that `BATON_ISA` names, else the fastest, found once: for what belongs to no engine. An engine is not loaded where the name is wrong.
+    /// The one that `BATON_ISA` names, else the fastest, found once: for what belongs to no engine.
+    /// An engine is not loaded if the name is wrong.
     pub(crate) fn of_process() -> Self {
         static FOUND: OnceLock<Isa> = OnceLock::new();
         *FOUND.get_or_init(|| Self::from_environment().unwrap_or_else(|_| Self::detect()))
@@ -88,7 +90,8 @@ impl Isa {
         false
     }
 
-    /// `scalar`, `avx2`, `avx512`, `vnni` (AVX-512 with VNNI), `bf16` (that with BF16) or `amx` (that with tiles).
+    /// `scalar`, `avx2`, `avx512`, `vnni` (AVX-512 with VNNI), `bf16` (that with BF16) or `amx`
+    /// (that with tiles).
     pub const fn as_str(self) -> &'static str {
         match self.0 {
             Set::Scalar => "scalar",
@@ -112,7 +115,8 @@ impl fmt::Display for Isa {
     }
 }
 
-/// Compiles a function that is generic over one of a set's capabilities, once per instruction set that differs in it, and picks at run time:
+/// Compiles a function that is generic over one of a set's capabilities, once per instruction set
+/// that differs in it, and picks at run time:
 ///
 /// ```text
 /// fn f(..) = f_of<Floats>     f_of::<V: F32x16>     sixteen floats
@@ -150,8 +154,9 @@ macro_rules! per_isa {
     };
 }
 
-/// The function that `per_isa!` asks for: the scalar type first, then which sets have which instructions and which type. The signature comes twice, the second time as a
-/// whole: what is repeated per argument cannot be repeated per set.
+/// The function that `per_isa!` asks for: the scalar type first, then which sets have which
+/// instructions and which type. The signature comes twice, the second time as a whole: what is
+/// repeated per argument cannot be repeated per set.
 macro_rules! compiled {
     ([$($head:tt)*] $name:ident ($($arg:ident: $ty:ty),* $(,)?) ($($ret:ty)?) $signature:tt $generic:ident $scalar:ty;
      $($($set:ident)|+ => $features:literal, $vector:ty;)+) => {
@@ -176,7 +181,7 @@ macro_rules! with_features {
         fn vector($($arg: $ty),*) $(-> $ret)? {
             $generic::<$vector>($($arg),*)
         }
-        // SAFETY: a value of `Isa` exists only where the CPU has the instructions.
+        // SAFETY: a value of `Isa` exists only if the CPU has the instructions.
         unsafe { vector($($arg),*) }
     }};
 }

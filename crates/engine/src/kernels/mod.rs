@@ -1,10 +1,14 @@
 //! Kernels: the operations of a forward pass.
 //!
-//! `reference` holds each operation as its formula reads; `cpu` holds what production runs, under the same names. The operations of `cpu` are written once over
-//! sixteen floats ([`lanes::F32x16`]), integer dot products ([`dots::Dots`]) or pairs ([`pairs::Pairs`]), and compiled for each instruction set.
+//! `reference` holds each operation as its formula reads; `cpu` holds what production runs, under
+//! the same names. The operations of `cpu` are written once over sixteen floats
+//! ([`lanes::F32x16`]), integer dot products ([`dots::Dots`]) or pairs ([`pairs::Pairs`]), and
+//! compiled for each instruction set.
 //!
-//! **Invariant**: the order in which an output's terms are added depends on the model's shapes and the row's position alone, and every multiply-add is fused.
-//! So instruction sets, blocking, threads and the other rows of a batch do not change a bit of it. Matrix tiles ([`amx`]) have an order of their own, as fixed as the other.
+//! **Invariant**: the order in which an output's terms are added depends on the model's shapes and
+//! the row's position alone, and every multiply-add is fused. So instruction sets, blocking,
+//! threads and the other rows of a batch do not change a bit of it. Matrix tiles ([`amx`]) have an
+//! order of their own, as fixed as the other.
 
 #![allow(unsafe_code)] // vector intrinsics, raw rows shared by threads; see each SAFETY note
 

@@ -1,6 +1,7 @@
 //! Helper threads that wait for work by spinning for a while, then asleep.
 //!
-//! A forward pass has hundreds of parallel operations of some 10 us each: waking a thread takes as long as one of them, so a helper keeps looking for the next one before it sleeps.
+//! A forward pass has hundreds of parallel operations of some 10 us each. Waking a thread takes as
+//! long as one of them, so a helper keeps looking for the next one before it sleeps.
 //!
 //! ```text
 //! gate: | epoch (32) | entered (31) | open (1) |
@@ -9,7 +10,8 @@
 //! helper:  sees a new epoch: enters, if the gate is open, works, leaves
 //! ```
 //!
-//! The caller waits only for helpers that have entered: one that the system does not run, or that wakes late, holds nobody up.
+//! The caller waits only for helpers that have entered. One that the system does not run, or that
+//! wakes late, does not hold the caller up.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,7 +26,8 @@ use super::affinity::{own_cores, stay_on};
 const SPIN: Duration = Duration::from_micros(100);
 /// Looks between two looks at the clock.
 const LOOKS: u32 = 64;
-/// Looks of a caller that waits for the last helper before it lets others run: the helper may be without a core.
+/// Looks of a caller that waits for the last helper before it lets others run: the helper may be
+/// without a core.
 const CALLER_LOOKS: u32 = 4096;
 
 const OPEN: u64 = 1;
@@ -54,7 +57,9 @@ struct Shared {
     job: UnsafeCell<Option<*const Job<'static>>>,
 }
 
-// SAFETY: `job` is written only while the gate is closed and everybody has left, and read only by helpers that have entered; the gate's orderings put one before the other. What it points to is `Sync`.
+// SAFETY: `job` is written only while the gate is closed and all helpers have left, and read only
+// by helpers that have entered; the gate's orderings put one before the other. What it points to is
+// `Sync`.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -86,15 +91,18 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Runs `job(worker)` on the caller's thread, as worker 0, and on the helpers that come before that has ended; returns when all have ended.
+    /// Runs `job(worker)` on the caller's thread, as worker 0, and on the helpers that come before
+    /// that has ended; returns when all have ended.
     ///
     /// # Panics
-    /// Where the job has panicked.
+    /// If the job has panicked.
     pub fn run(&self, job: &Job<'_>) {
         let _busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
         let job: *const Job<'_> = job;
-        // SAFETY: only the lifetime is changed; helpers read it between entering and leaving, and `Closing` waits for that, panic or not. The gate is closed and everybody has left, so nobody reads it now.
+        // SAFETY: only the lifetime is changed; helpers read it between entering and leaving, and
+        // `Closing` waits for that, panic or not. The gate is closed and all helpers have left, so
+        // no helper reads it now.
         unsafe { *shared.job.get() = Some(std::mem::transmute::<*const Job<'_>, *const Job<'static>>(job)) };
         shared.left.store(0, Ordering::Relaxed);
         let epoch = (shared.gate.load(Ordering::Relaxed) / EPOCH).wrapping_add(1) as u32;
@@ -198,7 +206,8 @@ impl Shared {
     fn sleep(&self, helper: usize, seen: u64) {
         let asleep = &self.asleep[helper];
         asleep.store(true, Ordering::SeqCst);
-        // A caller stores the gate and then looks who sleeps; this is the other way round, so one of the two sees the other.
+        // A caller stores the gate and then looks who sleeps; this is the other way round, so one
+        // of the two sees the other.
         if self.gate.load(Ordering::SeqCst) / EPOCH == seen && !self.stop.load(Ordering::SeqCst) {
             thread::park();
         }

@@ -9,8 +9,8 @@ use super::lanes::LANES;
 /// Rows that a thread takes at once in operations that go row by row.
 const ROW_GRAIN: usize = 16;
 
-/// A matrix of activations `[rows][columns]`. Rows begin on cache lines, and their distance is an odd number of lines, so that a column of rows does not fall into one
-/// cache set.
+/// A matrix of activations `[rows][columns]`. Rows begin on cache lines. Their distance is an odd
+/// number of lines, so that a column of rows does not fall into one cache set.
 pub(crate) struct Rows {
     data: AlignedBuf,
     rows: usize,
@@ -108,7 +108,8 @@ pub(crate) struct SharedRows<'a, N = f32> {
     owner: PhantomData<&'a mut [N]>,
 }
 
-// SAFETY: plain memory, borrowed exclusively for 'a; what is behind the pointers that it gives is touched in unsafe code alone, which answers for exclusion.
+// SAFETY: plain memory, borrowed exclusively for 'a; what is behind the pointers that it gives is
+// touched in unsafe code alone, which answers for exclusion.
 unsafe impl<N: Send> Send for SharedRows<'_, N> {}
 // SAFETY: as above.
 unsafe impl<N: Send> Sync for SharedRows<'_, N> {}
@@ -124,7 +125,8 @@ impl<'a, N> SharedRows<'a, N> {
         self.stride
     }
 
-    /// First element of a part of `width` columns from `column` on; beyond the last column, a row has room up to its stride.
+    /// First element of a part of `width` columns from `column` on; beyond the last column, a row
+    /// has room up to its stride.
     #[inline(always)]
     pub fn at(&self, row: usize, column: usize, width: usize) -> *mut N {
         assert!(row < self.rows && column + width <= self.stride, "row {row}, columns {column}+{width}");
@@ -135,7 +137,7 @@ impl<'a, N> SharedRows<'a, N> {
     /// A part of one row.
     ///
     /// # Safety
-    /// Nobody else reads or writes the part while the slice lives.
+    /// Nothing else reads or writes the part while the slice lives.
     #[inline(always)]
     pub unsafe fn part(&self, row: usize, column: usize, width: usize) -> &'a mut [N] {
         assert!(column + width <= self.columns, "columns {column}+{width} of {}", self.columns);

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::pool::Pool;
 
-/// Splits the work of an operation among the caller and a pool of helpers. Which thread does what does not change any result.
+/// Splits the work of an operation among the caller and a pool of helpers. Which thread does what
+/// does not change any result.
 pub(crate) struct Threads {
     helpers: Option<Pool>,
     count: usize,
@@ -27,8 +28,9 @@ impl Threads {
         self.count
     }
 
-    /// Runs `work(worker, task)` for each task, on at most `count` threads; `worker` is below `count`, and no two calls with the same worker overlap. With
-    /// `parallel` false all run on the caller's thread: waking another costs more than small work.
+    /// Runs `work(worker, task)` for each task, on at most `count` threads; `worker` is below
+    /// `count`, and no two calls with the same worker overlap. With `parallel` false all run on the
+    /// caller's thread: waking another costs more than small work.
     pub fn for_each(&self, tasks: usize, parallel: bool, work: impl Fn(usize, usize) + Sync) {
         let next = AtomicUsize::new(0);
         let drain = |worker| {
@@ -46,7 +48,8 @@ impl Threads {
         }
     }
 
-    /// Runs `work(worker, index, chunk)` over the chunks of `data`, the last of which may be shorter.
+    /// Runs `work(worker, index, chunk)` over the chunks of `data`, the last of which may be
+    /// shorter.
     pub fn for_each_chunk<T: Send>(
         &self,
         data: &mut [T],
@@ -57,12 +60,13 @@ impl Threads {
         let (len, shared) = (data.len(), Shared(data.as_mut_ptr()));
         self.for_each(len.div_ceil(chunk), parallel, |worker, task| {
             let (first, end) = (task * chunk, len.min((task + 1) * chunk));
-            // SAFETY: inside `data`, which is borrowed exclusively; each task runs once, and no two have an element in common.
+            // SAFETY: inside `data`, which is borrowed exclusively; each task runs once, and no two
+            // have an element in common.
             work(worker, task, unsafe { std::slice::from_raw_parts_mut(shared.at(first), end - first) });
         });
     }
 
-    /// Runs `work` over `0..total` in ranges of `grain`; on one thread where there is but one range.
+    /// Runs `work` over `0..total` in ranges of `grain`; on one thread if there is but one range.
     pub fn for_ranges(&self, total: usize, grain: usize, work: impl Fn(Range<usize>) + Sync) {
         self.for_each(total.div_ceil(grain), true, |_, task| {
             work(task * grain..total.min((task + 1) * grain));

@@ -7,7 +7,8 @@ use baton_formats::ModelFile;
 use super::{gguf_config, hf_config};
 use crate::error::EngineError;
 
-/// Hyperparameters: RMSNorm, RoPE, grouped-query attention, SwiGLU. Checked: every size is positive and bounded.
+/// Hyperparameters: RMSNorm, RoPE, grouped-query attention, SwiGLU. Checked: every size is positive
+/// and bounded.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ModelConfig {
     pub name: String,
@@ -26,11 +27,12 @@ pub(crate) struct ModelConfig {
     pub norm_eps: f32,
     /// RoPE angle per position of each pair, `[head_dim / 2]`.
     pub rope_frequencies: Vec<f64>,
-    /// The file orders rows of Q and K so that the pairs of RoPE are neighbours (GGUF's `llama`), not halves of a head apart.
+    /// The file orders rows of Q and K so that the pairs of RoPE are neighbours (GGUF's `llama`),
+    /// not halves of a head apart.
     pub interleaved_rope: bool,
     /// Of each layer: how many positions a row sees, itself included; `None` is all.
     pub windows: Vec<Option<u32>>,
-    /// Whether the embedding is the head, too; `None` where the file does not say.
+    /// Whether the embedding is the head, too; `None` if the file does not say.
     pub tied_head: Option<bool>,
 }
 
@@ -38,7 +40,8 @@ impl ModelConfig {
     /// Reads and checks the hyperparameters of a file.
     ///
     /// # Errors
-    /// A key is missing, of the wrong type or out of range, or asks for something that this engine does not do; the error names key and value.
+    /// A key is missing, of the wrong type or out of range, or asks for what this engine does not
+    /// do. The error names key and value.
     pub fn read(file: &ModelFile) -> Result<Self, EngineError> {
         let config = match file {
             ModelFile::Gguf(file) => gguf_config::read(file)?,
@@ -95,7 +98,8 @@ impl Limit {
     }
 }
 
-/// The size of a head: given, or an equal share of the hidden size. RoPE turns pairs, so it is even.
+/// The size of a head: given, or an equal share of the hidden size. RoPE turns pairs, so it is
+/// even.
 pub(super) fn head_dim(key: &str, given: Option<u32>, hidden: usize, heads: usize) -> Result<usize, EngineError> {
     let dim = match given {
         Some(dim) => Limit::HEAD_DIM.check(key, dim)?,

@@ -6,7 +6,8 @@ use super::config::{Limit, ModelConfig, head_dim, wrong};
 use super::rope_scaling::{RopeScaling, frequencies};
 use crate::error::EngineError;
 
-/// Keys of `<architecture>.` that are read, or say nothing that this engine would have to know. Any other might change what the model computes.
+/// Keys of `<architecture>.` that are read, or say nothing that this engine would have to know. Any
+/// other might change what the model computes.
 const KNOWN_KEYS: [&str; 21] = [
     "attention.head_count",
     "attention.head_count_kv",
@@ -50,7 +51,7 @@ impl<'a> Keys<'a> {
         limit.check(&self.name(key), self.file.metadata().require(&self.name(key))?)
     }
 
-    /// A value that, where it is given, must be this one.
+    /// A value that, if it is given, must be this one.
     fn only(&self, key: &str, expected: usize) -> Result<(), EngineError> {
         match self.typed::<u32>(key)? {
             Some(found) if found as usize != expected => Err(wrong(&self.name(key), found, expected)),

@@ -71,7 +71,7 @@ impl<'a> Keys<'a> {
         if value > 0.0 && value.is_finite() { Ok(value) } else { Err(wrong(&self.name(key), value, "above 0")) }
     }
 
-    /// A value that, where it is given, must be this one.
+    /// A value that, if it is given, must be this one.
     fn only(&self, key: &str, expected: &Value) -> Result<(), EngineError> {
         match self.get(key) {
             Some(found) if found != expected => Err(wrong(&self.name(key), found, expected)),
@@ -139,7 +139,8 @@ fn name(file: &Safetensors, keys: &Keys<'_>) -> String {
     given.map_or_else(folder, str::to_owned)
 }
 
-/// Frequencies from `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling` (before).
+/// Frequencies from `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling`
+/// (before).
 fn rope(keys: &Keys<'_>, head_dim: usize) -> Result<Vec<f64>, EngineError> {
     let object = |key| keys.typed(key, "an object", Value::as_object);
     let scaling = match (object("rope_parameters")?, object("rope_scaling")?) {
@@ -182,7 +183,8 @@ fn llama3(model: &Keys<'_>, keys: &Keys<'_>) -> Result<RopeScaling, EngineError>
     })
 }
 
-/// Which layers see a window only. `layer_types` says it outright; before it was there, the family's own rule holds.
+/// Which layers see a window only. `layer_types` says it outright; before it was there, the
+/// family's own rule holds.
 fn windows(keys: &Keys<'_>, family: &Family, num_layers: usize) -> Result<Vec<Option<u32>>, EngineError> {
     let window = keys.u32("sliding_window")?;
     if window == Some(0) {

@@ -102,7 +102,7 @@ impl Llama {
             head_dim: config.head_dim,
             dtype,
             window: config.windows[layer],
-            // Where products are exact, and where KV is kept in single precision, so is attention.
+            // Attention is exact if products are, or if KV is kept in single precision.
             rounded: self.weights.products != Products::Single && dtype != KvDtype::F32,
         }
     }
@@ -129,7 +129,7 @@ impl Llama {
     /// One forward pass. The batch has been checked.
     ///
     /// # Errors
-    /// [`EngineError::NotFinite`] where a wanted row's logits are no numbers.
+    /// [`EngineError::NotFinite`] if a wanted row's logits are no numbers.
     pub fn forward(
         &self,
         compute: &Compute,
@@ -146,7 +146,8 @@ impl Llama {
         self.logits(&step, workspace, observer)
     }
 
-    /// A part of the layers over one sequence: [`crate::Engine::step_layers`], whose checks have been made.
+    /// A part of the layers over one sequence: [`crate::Engine::step_layers`], whose checks have
+    /// been made.
     ///
     /// # Errors
     /// As [`Self::forward`].

@@ -1,4 +1,5 @@
-//! Models: what a file says of its hyperparameters, its weights in the form that the kernels take, and the graph.
+//! Models: what a file says of its hyperparameters, its weights in the form that the kernels take,
+//! and the graph.
 
 mod config;
 mod gguf_config;

@@ -67,7 +67,8 @@ impl Names {
         }
     }
 
-    /// Whether a tensor that no part asked for may be left alone: it repeats what the configuration says, or a tied head.
+    /// Whether a tensor that no part asked for may be left alone: it repeats what the configuration
+    /// says, or a tied head.
     pub fn is_spare(self, name: &str) -> bool {
         match self {
             Self::Gguf => name == "rope_freqs.weight",

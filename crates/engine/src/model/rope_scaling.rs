@@ -31,7 +31,8 @@ fn scale(frequency: f64, pair: usize, scaling: &RopeScaling) -> f64 {
         RopeScaling::Linear(factor) => frequency / factor,
         RopeScaling::Factors(factors) => frequency / f64::from(factors[pair]),
         &RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-            // Turns of this pair within the original context: many stay, few are slowed, in between is a ramp.
+            // Turns of this pair within the original context: many stay, few are slowed, in between
+            // is a ramp.
             let turns = original_context * frequency / TAU;
             let keep = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
             (1.0 - keep) * frequency / factor + keep * frequency

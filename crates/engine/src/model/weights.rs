@@ -19,7 +19,8 @@ pub(crate) type Progress<'a> = dyn FnMut(f32) + 'a;
 /// Weights of one layer. Matrices are `outputs x inputs`.
 pub(crate) struct Layer {
     pub attention_norm: Vec<f32>,
-    /// Q, K and V, one below the other: `(heads + 2 kv_heads) head_dim x hidden`. Rows of Q and K are in halves order.
+    /// Q, K and V, one below the other: `(heads + 2 kv_heads) head_dim x hidden`. Rows of Q and K
+    /// are in halves order.
     pub qkv: Matrix,
     pub qkv_bias: Option<Vec<f32>>,
     pub output: Matrix,
@@ -32,7 +33,7 @@ pub(crate) struct Layer {
 
 /// All weights.
 pub(crate) struct Weights {
-    /// `None` where the head is the embedding, too.
+    /// `None` if the head is the embedding, too.
     pub embedding: Option<Matrix>,
     pub layers: Vec<Layer>,
     pub output_norm: Vec<f32>,
@@ -46,7 +47,8 @@ impl Weights {
     /// Reads and checks every tensor of the model.
     ///
     /// # Errors
-    /// A tensor is missing, has another shape than the hyperparameters say, or belongs to no part of the model.
+    /// A tensor is missing, has another shape than the hyperparameters say, or belongs to no part
+    /// of the model.
     pub fn load(
         file: &ModelFile,
         config: &ModelConfig,
@@ -59,7 +61,8 @@ impl Weights {
         let head_name = loader.names.weight(Part::Head, 0);
         let tied = config.tied_head.unwrap_or_else(|| !file.contains(&head_name));
         let vocabulary = config.vocab_size;
-        // The largest matrices first: what of the file is in memory beside its packed form is least when little else is packed.
+        // The largest matrices first: what of the file is in memory beside its packed form is least
+        // when little else is packed.
         let first = loader.matrix(&[plain(Part::Embedding, vocabulary)], 0, config.hidden)?;
         let (embedding, head) = match tied {
             true => (None, first),
@@ -92,7 +95,8 @@ fn plain(part: Part, rows: usize) -> Rows {
 }
 
 impl Rows {
-    /// Row of the tensor that is to be row `row` of this part. GGUF's `llama` has pair i of a head in rows 2 i and 2 i + 1; the kernels want it in i and i + half.
+    /// Row of the tensor that is to be row `row` of this part. GGUF's `llama` has pair i of a head
+    /// in rows 2 i and 2 i + 1; the kernels want it in i and i + half.
     fn source(&self, row: usize) -> usize {
         let Some(dim) = self.interleaved else { return row };
         let (head, at) = (row / dim, row % dim);
@@ -178,7 +182,8 @@ impl<'a, 'p> Loader<'a, 'p> {
         Ok(Matrix::new(parts))
     }
 
-    /// Tensors, one below the other, as f32, as bfloat16 where all products are, or, the same numbers, as the file's halves.
+    /// Tensors, one below the other, as f32, as bfloat16 if all products are, or, the same numbers,
+    /// as the file's halves.
     fn expanded(&self, tensors: &[(Rows, TensorView<'_>)], columns: usize) -> Result<MatrixPart, EngineError> {
         let read = |range: Range<usize>, to: &mut [f32]| {
             range.zip(to.chunks_exact_mut(columns)).try_for_each(|(row, to)| {
@@ -187,7 +192,7 @@ impl<'a, 'p> Loader<'a, 'p> {
             })
         };
         let first = tensors[0].1.dtype;
-        // Halves, where all of them are of one kind: the same numbers in half the memory.
+        // Halves, if all of them are of one kind: the same numbers in half the memory.
         let element = match first.code_form() {
             _ if self.compute_dtype == ComputeDtype::Bf16 => Dtype::BF16,
             // Products with bfloat16 weights round the activations.
@@ -222,7 +227,7 @@ impl<'a, 'p> Loader<'a, 'p> {
         Ok(values)
     }
 
-    /// The biases of fused rows: `None` where no part has one, zeros for a part that has none.
+    /// The biases of fused rows: `None` if no part has one, zeros for a part that has none.
     fn bias(&mut self, parts: &[Rows], layer: usize) -> Result<Option<Vec<f32>>, EngineError> {
         let mut bias = Vec::new();
         let mut any = false;
@@ -283,7 +288,8 @@ fn rows(tensors: &[(Rows, TensorView<'_>)]) -> usize {
     tensors.iter().map(|(part, _)| part.rows).sum()
 }
 
-/// Whether each run of tensors of one type can be a quantized part: its rows are whole blocks, and the next one begins at a vector.
+/// Whether each run of tensors of one type can be a quantized part. Its rows must be whole blocks,
+/// and the next one must begin at a vector.
 fn can_stay_quantized(runs: &[&[(Rows, TensorView<'_>)]], columns: usize) -> bool {
     let last = runs.len() - 1;
     runs.iter().enumerate().all(|(index, run)| {

@@ -9,7 +9,8 @@ use baton_engine::{CpuEngine, CpuOptions, Engine, Isa, KvCapacity, LogitsWanted,
 use baton_formats::ModelFile;
 use baton_types::{BlockId, KvDtype, TokenId};
 
-/// Logits by (sequence of the step, position), and the layers in the order in which they were ready.
+/// Logits by (sequence of the step, position), and the layers in the order in which they were
+/// ready.
 #[derive(Default)]
 pub struct Recorder {
     pub layers: Vec<u32>,
@@ -26,7 +27,8 @@ impl StepObserver for Recorder {
     }
 }
 
-/// The model that `BATON_MODEL` names. Tests that ask for it are ignored by default; `make test` fetches it and runs them.
+/// The model that `BATON_MODEL` names. Tests that ask for it are ignored by default; `make test`
+/// fetches it and runs them.
 pub fn real_model() -> PathBuf {
     std::env::var_os("BATON_MODEL").expect("BATON_MODEL names a model file (make test sets it)").into()
 }
@@ -71,8 +73,8 @@ pub fn run(engine: &mut CpuEngine, tokens: &[TokenId], block_table: &[BlockId], 
     recorder.rows.into_iter().map(|row| row.2).collect()
 }
 
-/// Where the steps of a batch cut a sequence: some decode from the second step on, beside later chunks of some prompts and the first of others. In the last step all have
-/// one token.
+/// Where the steps of a batch cut a sequence. Some decode from the second step on, in mixed batches
+/// with later chunks of some prompts and the first of others. In the last step all have one token.
 fn cuts(sequence: usize, tokens: usize) -> [usize; 5] {
     let last = tokens - 1;
     match sequence % 4 {

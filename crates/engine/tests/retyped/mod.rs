@@ -1,4 +1,5 @@
-//! A GGUF file with tensors of other types, made of one at hand: real models of types of which there is no file.
+//! A GGUF file with tensors of other types, made of one at hand: real models of types of which
+//! there is no file.
 
 #![allow(dead_code)] // each test binary uses its part
 

@@ -1,4 +1,5 @@
-//! Quantized elements as they are stored: small unsigned codes, and the scales that turn them into numbers.
+//! Quantized elements as they are stored: small unsigned quants, and the scales that turn them into
+//! numbers.
 
 use crate::{Dtype, FormatError};
 
@@ -7,10 +8,10 @@ use super::{each_block, k_quant, simple_quant};
 /// Elements of a [`CodeBlock`].
 pub const CODES: usize = 32;
 
-/// How a quantized type's elements are made from codes.
+/// How a quantized type's elements are made from quants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CodeForm {
-    /// Codes are below 2^bits: 4, 5, 6 or 8.
+    /// Quants are below 2^bits: 4, 5, 6 or 8.
     pub bits: u32,
     /// What stands for 0: x = scale * (code - zero). `None`: x = scale * code + minimum.
     pub zero: Option<u8>,
@@ -20,14 +21,15 @@ pub struct CodeForm {
     pub half_scales: bool,
 }
 
-/// 32 consecutive elements of a row. Element i belongs to group `i / 16`; where the type's groups have 32 elements, both have the same scale and minimum.
+/// 32 consecutive elements of a row. Element i belongs to group `i / 16`; where the type's groups
+/// have 32 elements, both have the same scale and minimum.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CodeBlock {
-    /// The codes, in the order of the elements.
+    /// The quants, in the order of the elements.
     pub codes: [u8; CODES],
     /// Scale of each group.
     pub scales: [f32; 2],
-    /// Minimum of each group; 0 where the type has none.
+    /// Minimum of each group; 0 if the type has none.
     pub minima: [f32; 2],
 }
 
@@ -51,7 +53,7 @@ impl CodeBlock {
 }
 
 impl Dtype {
-    /// How codes become elements; `None` for types that are not quantized.
+    /// How quants become elements; `None` for types that are not quantized.
     pub const fn code_form(self) -> Option<CodeForm> {
         let (bits, zero, group, half_scales) = match self {
             Self::F32 | Self::F16 | Self::BF16 => return None,
@@ -68,11 +70,12 @@ impl Dtype {
     }
 }
 
-/// Splits `data`, whole blocks of the quantized type `dtype`, into blocks of 32 codes.
+/// Splits `data`, whole blocks of the quantized type `dtype`, into blocks of 32 quants.
 ///
 /// # Errors
 ///
-/// [`FormatError::Buffer`] if `data` is not the bytes of as many elements, or the type is not quantized.
+/// [`FormatError::Buffer`] if `data` is not the bytes of as many elements, or the type is not
+/// quantized.
 pub fn codes(dtype: Dtype, data: &[u8], out: &mut [CodeBlock]) -> Result<(), FormatError> {
     if dtype.code_form().is_none() || dtype.bytes_of(out.len() * CODES) != Some(data.len()) {
         let expected = out.len() * CODES / dtype.block_elements() * dtype.block_bytes();
@@ -92,7 +95,7 @@ pub fn codes(dtype: Dtype, data: &[u8], out: &mut [CodeBlock]) -> Result<(), For
     Ok(())
 }
 
-/// Elements of whole blocks, by way of their codes. The lengths fit.
+/// Elements of whole blocks, by way of their quants. The lengths fit.
 pub(super) fn elements(dtype: Dtype, form: CodeForm, data: &[u8], out: &mut [f32]) -> Result<(), FormatError> {
     /// Blocks split at once: those of the largest type's block.
     const BATCH: usize = 8;

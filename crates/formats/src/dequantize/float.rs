@@ -14,9 +14,10 @@ pub(super) fn bf16_block(block: &[u8; 2], out: &mut [f32; 1]) {
 
 /// Exact for every half, subnormals included.
 ///
-/// A normal half only changes the bias of its exponent, from 15 to 127. A subnormal one, `f * 2^-24`, is what is left of `2^-14 + f * 2^-24` without the `2^-14`:
-/// both are normal f32s, so it needs no arithmetic on f32 subnormals, which is slow. A NaN keeps its payload. All three are computed and one is chosen, without
-/// a branch, so that it vectorizes.
+/// A normal half only changes the bias of its exponent, from 15 to 127. A subnormal one, `f *
+/// 2^-24`, is what is left of `2^-14 + f * 2^-24` without the `2^-14`: both are normal f32s. So it
+/// needs no arithmetic on f32 subnormals, which is slow. A NaN keeps its payload. All three are
+/// computed and one is chosen, without a branch, so that it vectorizes.
 pub(super) fn f16_to_f32(half: u16) -> f32 {
     const BIAS_CHANGE: u32 = (127 - 15) << 23;
     const TWO_POW_MINUS_14: u32 = (127 - 14) << 23;

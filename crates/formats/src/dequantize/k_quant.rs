@@ -1,4 +1,5 @@
-//! Blocks of 256 elements in groups, each with a scale (and a minimum) of its own that is itself quantized.
+//! Blocks of 256 elements in groups, each with a scale (and a minimum) of its own that is itself
+//! quantized.
 //!
 //! ```text
 //! Q4_K  d:f16 dmin:f16 scales:12       qs:128        x = (d * sc) * q - dmin * m     8 groups of 32
@@ -39,7 +40,8 @@ pub(super) fn q6_k(block: &[u8; 210], out: &mut [CodeBlock; BLOCKS]) {
     let high: &[u8; 64] = field(block, 128);
     let scales: &[u8; 16] = field(block, 192);
     let d = f16_at(block, 208);
-    // Each half of the block: four runs of 32 elements. Runs r and r + 2 are the nibbles of the same 32 bytes; two bits of high[i] belong to each run.
+    // Each half of the block: four runs of 32 elements. Runs r and r + 2 are the nibbles of the
+    // same 32 bytes; two bits of high[i] belong to each run.
     for (index, out) in out.iter_mut().enumerate() {
         let (half, run) = (index / 4, index % 4);
         let low: &[u8; CODES] = field(low, half * 64 + (run % 2) * 32);
@@ -58,8 +60,9 @@ struct GroupScales {
 }
 
 impl GroupScales {
-    /// The 12 bytes hold, for groups 0..4, the 6 bits of sc in bytes 0..4 and of m in bytes 4..8; for groups 4..8, the low 4 bits in the nibbles of bytes 8..12
-    /// and the upper 2 bits in the top of the bytes of groups 0..4.
+    /// The 12 bytes hold, for groups 0..4, the 6 bits of sc in bytes 0..4 and of m in bytes 4..8.
+    /// For groups 4..8, they hold the low 4 bits in the nibbles of bytes 8..12 and the upper 2 bits
+    /// in the top of the bytes of groups 0..4.
     fn of(block: &[u8]) -> Self {
         let (d, dmin) = (f16_at(block, 0), f16_at(block, 2));
         let packed: &[u8; 12] = field(block, 4);

@@ -1,6 +1,8 @@
-//! Dequantization to `f32`, bit for bit as `gguf.quants.dequantize` of the PyPI package `gguf`: the same products in the same order, no fused multiply-add.
+//! Dequantization to `f32`, bit for bit as `gguf.quants.dequantize` of the PyPI package `gguf`: the
+//! same products in the same order, no fused multiply-add.
 //!
-//! The block layouts are those of `ggml-common.h` of llama.cpp. The loops are plain, over arrays of fixed size, so that the compiler vectorizes them.
+//! The block layouts are those of `ggml-common.h` of llama.cpp. The loops are plain, over arrays of
+//! fixed size, so that the compiler vectorizes them.
 
 mod codes;
 mod float;
@@ -32,7 +34,8 @@ pub fn dequantize(dtype: Dtype, data: &[u8], out: &mut [f32]) -> Result<(), Form
     Ok(())
 }
 
-/// Calls `block` for each block of `BYTES` bytes and the `COUNT` elements, or blocks of codes, that it becomes.
+/// Calls `block` for each block of `BYTES` bytes and the `COUNT` elements, or blocks of quants,
+/// that it becomes.
 fn each_block<T, const BYTES: usize, const COUNT: usize>(
     data: &[u8],
     out: &mut [T],

@@ -8,7 +8,8 @@
 //! Q8_0  d:f16           qs:32 (i8)    x = d * q
 //! ```
 //!
-//! The low nibbles of `qs` are elements 0..16, the high ones 16..32; bit i of `qh` is the fifth bit of element i. The code of Q8_0 is q + 128.
+//! The low nibbles of `qs` are elements 0..16, the high ones 16..32; bit i of `qh` is the fifth bit
+//! of element i. The quant of Q8_0 is q + 128.
 
 use super::codes::{CODES, CodeBlock};
 use super::{f16_at, field};

@@ -54,8 +54,8 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(self.array(field)?))
     }
 
-    /// A count of items of at least `min_bytes` bytes each: at most `max`, and no more than the rest of the file can hold. What it returns is safe to reserve
-    /// memory for.
+    /// A count of items of at least `min_bytes` bytes each: at most `max`, and no more than the
+    /// rest of the file can hold. What it returns is safe to reserve memory for.
     pub(super) fn count(&mut self, field: impl Display, max: u64, min_bytes: u64) -> Result<u64, FormatError> {
         let count = self.u64(&field)?;
         if count > max {

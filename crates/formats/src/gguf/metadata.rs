@@ -10,8 +10,9 @@ use crate::error::Quoted;
 /// Longest key, from the format's specification.
 const MAX_KEY_BYTES: u64 = (1 << 16) - 1;
 
-/// What a GGUF file says about its model. The typed getters give `None` for a key that is not there and an error for a value of another type; an integer of any
-/// width converts if its value fits, and so does f64 to f32.
+/// What a GGUF file says about its model. The typed getters give `None` for a key that is not there
+/// and an error for a value of another type. An integer of any width converts if its value fits,
+/// and so does f64 to f32.
 #[derive(Debug, Clone)]
 pub struct Metadata {
     file: PathBuf,
@@ -67,7 +68,8 @@ impl Metadata {
     ///
     /// # Errors
     ///
-    /// [`FormatError::WrongType`] if the value is no `T`; the named getters below fail the same way.
+    /// [`FormatError::WrongType`] if the value is no `T`; the named getters below fail the same
+    /// way.
     pub fn typed<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<Option<T>, FormatError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         T::from_value(value).map(Some).ok_or_else(|| FormatError::WrongType {

@@ -32,7 +32,7 @@ const MAX_METADATA: u64 = 1 << 16;
 const MAX_TENSORS: u64 = 1 << 18;
 /// `GGUF_DEFAULT_ALIGNMENT`.
 const DEFAULT_ALIGNMENT: u32 = 32;
-/// More than a huge page serves nobody.
+/// More than a huge page serves no purpose.
 const MAX_ALIGNMENT: u32 = 1 << 21;
 
 /// A checked GGUF file.
@@ -164,7 +164,8 @@ fn check_version(cursor: &mut Cursor<'_>) -> Result<(), FormatError> {
     Err(FormatError::invalid(cursor.file(), "version", found, "2 or 3, little endian"))
 }
 
-/// One of several files of a model (`split.count` of llama.cpp's gguf-split) would only show later, as a missing tensor.
+/// One of several files of a model (`split.count` of llama.cpp's gguf-split) would only show later,
+/// as a missing tensor.
 fn refuse_split(path: &Path, metadata: &Metadata) -> Result<(), FormatError> {
     let key = "split.count";
     let files = metadata.u32(key)?.unwrap_or(1);

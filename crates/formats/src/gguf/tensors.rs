@@ -49,7 +49,8 @@ impl TensorInfo {
     }
 }
 
-/// Reads the table of `count` tensors, which was checked against the file's length, and sorts it by name.
+/// Reads the table of `count` tensors, which was checked against the file's length, and sorts it by
+/// name.
 pub(super) fn read(cursor: &mut Cursor<'_>, count: u64, alignment: usize) -> Result<Vec<TensorInfo>, FormatError> {
     let mut tensors = Vec::with_capacity(count as usize);
     for i in 0..count {
@@ -65,7 +66,8 @@ pub(super) fn read(cursor: &mut Cursor<'_>, count: u64, alignment: usize) -> Res
     Ok(tensors)
 }
 
-/// Moves the tensors' ranges from the start of the data to the start of the file, and checks that they lie inside it.
+/// Moves the tensors' ranges from the start of the data to the start of the file, and checks that
+/// they lie inside it.
 fn place(cursor: &Cursor<'_>, tensors: &mut [TensorInfo], alignment: usize) -> Result<(), FormatError> {
     let data_start = cursor.position().next_multiple_of(alignment);
     let available = cursor.file_len().saturating_sub(data_start);

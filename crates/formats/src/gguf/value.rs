@@ -30,7 +30,8 @@ pub enum Value {
     F64(f64),
 }
 
-/// An array of values of one type. Arrays of arrays, which the format has on paper and no model uses, are refused.
+/// An array of values of one type. Arrays of arrays, which the format has on paper and no model
+/// uses, are refused.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)] // the variants are the format's types, by name
 pub enum Array {

@@ -15,7 +15,8 @@ use super::header::MAX_TENSORS;
 use crate::FormatError;
 use crate::error::Quoted;
 
-/// Largest `config.json`. A parsed JSON value can be fifty times its text, so this is kept near what real models have (a few KB).
+/// Largest `config.json`. A parsed JSON value can be fifty times its text, so this is kept near
+/// what real models have (a few KB).
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// Largest index; DeepSeek-V3's, with 91,000 tensors, has 9 MB.
 const MAX_INDEX_BYTES: u64 = 64 << 20;

@@ -39,7 +39,8 @@ pub(super) struct TensorInfo {
 }
 
 impl Header {
-    /// Reads and checks the header of a file. As in the reference implementation, the tensors' data follow one another without holes up to the end of the file.
+    /// Reads and checks the header of a file. As in the reference implementation, the tensors' data
+    /// follow one another without holes up to the end of the file.
     pub(super) fn read(file: &Path, bytes: &[u8]) -> Result<Self, FormatError> {
         let (json, data_start) = split(file, bytes)?;
         let mut tensors = parse(file, json)?;
@@ -88,7 +89,8 @@ fn parse(file: &Path, json: &str) -> Result<Vec<(String, TensorInfo)>, FormatErr
     Ok(tensors)
 }
 
-/// Checks that each tensor begins where the one before ends, has the bytes its shape needs and ends inside the `available` bytes. Returns the end of the last.
+/// Checks that each tensor begins where the one before ends, has the bytes its shape needs and ends
+/// inside the `available` bytes. Returns the end of the last.
 fn check_layout(file: &Path, tensors: &[(String, TensorInfo)], available: usize) -> Result<usize, FormatError> {
     let mut end = 0;
     for (name, info) in tensors {

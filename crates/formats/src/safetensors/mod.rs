@@ -1,4 +1,5 @@
-//! safetensors: a file, or a Hugging Face model folder (`config.json` with `model.safetensors`, or with shards and their index).
+//! safetensors: a file, or a Hugging Face model folder (`config.json` with `model.safetensors`, or
+//! with shards and their index).
 
 mod folder;
 mod header;

@@ -1,4 +1,5 @@
-//! An allocator that counts what the current thread holds, so that a test can bound what reading a file costs.
+//! An allocator that counts what the current thread holds, so that a test can bound what reading a
+//! file costs.
 
 #![allow(unsafe_code)] // a global allocator is unsafe by its trait
 
@@ -21,7 +22,8 @@ fn count(bytes: isize) {
     PEAK.set(PEAK.get().max(live));
 }
 
-// SAFETY: all calls go to the system's allocator unchanged; the counters are thread-local cells that need no allocation and have no destructor.
+// SAFETY: all calls go to the system's allocator unchanged; the counters are thread-local cells
+// that need no allocation and have no destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);

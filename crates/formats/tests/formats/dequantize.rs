@@ -1,4 +1,5 @@
-//! Dequantization against blocks and values that the PyPI package `gguf` made; see `tests/fixtures/generate.py`.
+//! Dequantization against blocks and values that the PyPI package `gguf` made; see
+//! `tests/fixtures/generate.py`.
 
 use std::path::Path;
 

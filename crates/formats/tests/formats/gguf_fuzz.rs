@@ -1,4 +1,5 @@
-//! Damaged and hostile GGUF files: an error or a usable file, never a panic, never memory beyond a small multiple of the file.
+//! Damaged and hostile GGUF files: an error or a usable file, never a panic, never memory beyond a
+//! small multiple of the file.
 
 use baton_formats::{Array, Gguf, Value};
 
@@ -52,7 +53,8 @@ fn the_undamaged_file_is_read_and_every_truncation_refused() {
 fn damage_gives_an_error_or_a_usable_file() {
     let (mut usable, mut refused) = (0, 0);
     mutations::each(&small_file(), 20_000, |bytes| if read(bytes) { usable += 1 } else { refused += 1 });
-    // Both outcomes are common (a changed weight is no damage); were one rare, the mutations would have stopped testing anything.
+    // Both outcomes are common (a changed weight is no damage); were one rare, the mutations would
+    // have stopped testing anything.
     assert!(usable > 5_000 && refused > 5_000, "{usable} usable, {refused} refused");
 }
 

@@ -2,7 +2,8 @@
 
 use baton_formats::{Array, Value};
 
-/// A GGUF file to be; `bytes` writes it. Offsets are given out in order unless a tensor has its own.
+/// A GGUF file to be; `bytes` writes it. Offsets are given out in order unless a tensor has its
+/// own.
 #[derive(Debug, Clone)]
 pub struct GgufWriter {
     pub version: u32,

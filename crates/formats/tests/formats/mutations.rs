@@ -32,7 +32,8 @@ const EXTREMES: [u64; 12] = [
     u64::MAX,
 ];
 
-/// Every truncation, every byte changed in four ways, an extreme 4- and 8-byte number at every position, and `seeds` files with several random changes.
+/// Every truncation, every byte changed in four ways, an extreme 4- and 8-byte number at every
+/// position, and `seeds` files with several random changes.
 pub fn each(valid: &[u8], seeds: u64, mut check: impl FnMut(Vec<u8>)) {
     (0..valid.len()).for_each(|len| check(valid[..len].to_vec()));
     for at in 0..valid.len() {

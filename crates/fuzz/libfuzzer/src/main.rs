@@ -1,6 +1,7 @@
 //! One target under libFuzzer: `BATON_FUZZ_TARGET` names it. `scripts/fuzz.sh` runs them all.
 //!
-//! With `BATON_FUZZ_SEEDS=FOLDER` it writes the target's seeds to `FOLDER/seeds/` and its words to `FOLDER/words`, as libFuzzer reads them, and ends.
+//! With `BATON_FUZZ_SEEDS=FOLDER` it writes the target's seeds to `FOLDER/seeds/` and its words to
+//! `FOLDER/words`, as libFuzzer reads them, and ends.
 
 #![no_main]
 
@@ -55,7 +56,8 @@ fn write_seeds(target: &Target, folder: &Path) {
 
 #[expect(clippy::disallowed_methods, reason = "libFuzzer's main would go on")]
 fn initialize() {
-    // The hook of `libfuzzer_sys` ends the process at any panic, but the grammar compiler makes errors of those of its library. Others reach libFuzzer all the same.
+    // The hook of `libfuzzer_sys` ends the process at any panic, but the grammar compiler makes
+    // errors of those of its library. Others reach libFuzzer all the same.
     drop(std::panic::take_hook());
     if let Some(folder) = std::env::var_os("BATON_FUZZ_SEEDS") {
         write_seeds(named(), Path::new(&folder));

@@ -1,4 +1,5 @@
-//! Connections of HTTP clients: request lines, headers within their limits, frames of HTTP/2, and bodies.
+//! Connections of HTTP clients: request lines, headers within their limits, frames of HTTP/2, and
+//! bodies.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -41,7 +42,8 @@ pub(super) const WORDS: &[&str] = &[
 const PROTOCOLS: [Protocol; 3] = [Protocol::Http1, Protocol::Http2, Protocol::Both];
 /// Largest body that is taken.
 const MAX_BODY: usize = 32 << 10;
-/// Turns that the server has before its client stops to send: it gives up the request of one that has.
+/// Turns that the server has before its client stops to send: it gives up the request of one that
+/// has.
 const TURNS: usize = 64;
 /// Within which a connection is over, once its client is gone.
 const SOON: Duration = Duration::from_secs(5);

@@ -11,7 +11,7 @@ use baton_proto::v1::generate_response::Event;
 
 use crate::input::choice;
 
-/// What bodies are made of beside the fields of the seeds.
+/// What bodies are made of besides the fields of the seeds.
 pub(super) const WORDS: &[&str] = &[
     "null",
     "true",

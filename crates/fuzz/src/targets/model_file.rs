@@ -51,7 +51,8 @@ fn look_at(tensor: &TensorView<'_>) {
     }
 }
 
-/// Parts: `config.json`, the index, and two shards; without an index the first shard is the model, without a config too it is a file by itself.
+/// Parts: `config.json`, the index, and two shards; without an index the first shard is the model,
+/// without a config too it is a file by itself.
 pub(super) fn safetensors(input: &[u8]) {
     thread_local! {
         static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };

@@ -1,4 +1,5 @@
-//! What models say: reasoning and tool calls in a text, and strings that end it. A client has much of it in its hand.
+//! What models say: reasoning and tool calls in a text, and strings that end it. A client has much
+//! of it in its hand.
 
 use baton_text::{DecodeOptions, OutputFormat, StopStrings, Tokenizer};
 
@@ -31,7 +32,8 @@ const TEMPLATES: [&str; 4] = [
     "{{ tools }}[TOOL_CALLS][ARGS][THINK][/THINK]",
 ];
 
-/// Parts: a string that ends the output, and the output. It comes in pieces of as many bytes as the second byte says.
+/// Parts: a string that ends the output, and the output. It comes in pieces of as many bytes as the
+/// second byte says.
 pub(super) fn parse(input: &[u8]) {
     thread_local! {
         static TOKENIZER: Tokenizer = Tokenizer::bytes();

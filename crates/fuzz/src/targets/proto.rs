@@ -185,7 +185,10 @@ fn commands() -> Vec<w::node_command::Command> {
         ..Default::default()
     };
     vec![
-        Command::Hello(w::Hello { protocol_version: 1, conductor_id: d::ConductorId(5).to_string() }),
+        Command::Hello(w::Hello {
+            protocol_version: baton_proto::PROTOCOL_VERSION,
+            conductor_id: d::ConductorId(5).to_string(),
+        }),
         Command::Prefill(job),
         Command::Abort(key().unwrap_or_default()),
         Command::ReplicatePrefix(w::ReplicatePrefixCommand {
@@ -252,7 +255,7 @@ fn events() -> Vec<w::node_event::Event> {
     let mut events: Vec<_> =
         prefill.map(|event| Event::Prefill(w::PrefillEvent { key: key(), event: Some(event) })).into();
     events.extend([
-        Event::Welcome(w::Welcome { protocol_version: 1, node: Some(node_info()) }),
+        Event::Welcome(w::Welcome { protocol_version: baton_proto::PROTOCOL_VERSION, node: Some(node_info()) }),
         Event::Load(load),
         Event::Decode(w::DecodeEvents { events: decode.into() }),
         Event::Kv(w::KvEvents { events: kv.into(), ..Default::default() }),

@@ -75,7 +75,7 @@ pub(super) const GGUF_WORDS: &[&str] = &[
     "▁",
 ];
 
-/// Text for each tokenizer, beside what the input has.
+/// Text for each tokenizer, besides what the input has.
 const TEXT: &str = "Hello <s>  wörld, it's 12345 <|im_end|>é😀\u{301}\n\n\t  x\u{0}▁a";
 const MAX_TEXT_BYTES: usize = 4 << 10;
 

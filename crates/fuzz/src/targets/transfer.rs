@@ -1,4 +1,5 @@
-//! What nodes send each other beside gRPC: frames of a transfer, replies, and descriptors of memory.
+//! What nodes send each other besides gRPC: frames of a transfer, replies, and descriptors of
+//! memory.
 
 use baton_transfer_engine::fuzz::{GRANT, GRANTED, LEASE, LEASED, OWNER, Owner, WANTED, WRITER, read_replies};
 use baton_transfer_engine::{SegmentDescriptor, SegmentId, TransportAddress, TransportKind};

@@ -7,7 +7,8 @@ use baton_types::{BlockHash, BlockId};
 
 use super::{EvictionPolicy, Position};
 
-/// What goes first: fewest uses, then latest in its prompt (where that counts), then unused for longest.
+/// What goes first: fewest uses, then latest in its prompt (if that counts), then unused for
+/// longest.
 type Rank = (u32, Reverse<u32>, u64);
 
 /// Blocks in the order of their uses since they were stored.
@@ -17,7 +18,7 @@ pub(super) struct Counted {
     /// Of the blocks in the order.
     ranks: Vec<Option<Rank>>,
     order: BTreeSet<(Rank, BlockId)>,
-    /// Blocks let go so far.
+    /// Blocks released so far.
     now: u64,
     by_depth: bool,
 }

@@ -1,4 +1,5 @@
-//! Doubly linked lists through one array indexed by block, so that every operation takes constant time.
+//! Doubly linked lists through one array indexed by block, so that every operation takes constant
+//! time.
 
 use baton_types::BlockId;
 
@@ -74,7 +75,8 @@ impl BlockLists {
         block(self.ends[list].oldest)
     }
 
-    /// Every block, list by list, from the oldest to the newest. Ends even if the links should form a ring: a block more than there are would be too many.
+    /// Every block, list by list, from the oldest to the newest. Ends even if the links should form
+    /// a ring: a block more than there are would be too many.
     pub(crate) fn iter(&self) -> impl Iterator<Item = BlockId> + '_ {
         let newer = |block_id: &BlockId| block(self.links[block_id.index()].newer);
         let lists = self.ends.iter().flat_map(move |ends| std::iter::successors(block(ends.oldest), newer));

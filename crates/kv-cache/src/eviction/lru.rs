@@ -5,7 +5,7 @@ use baton_types::{BlockHash, BlockId};
 use super::lists::BlockLists;
 use super::{EvictionPolicy, Position};
 
-/// Blocks in the order in which they were let go.
+/// Blocks in the order in which they were released.
 #[derive(Debug)]
 pub(super) struct Lru {
     list: BlockLists,

@@ -1,9 +1,12 @@
 //! Which block goes when room is needed.
 //!
-//! A cache tells its policy when a block is stored, used, let go and forgotten, and asks it what to evict. Time is the number of blocks that were let go.
+//! A cache tells its policy when a block is stored, used, released and forgotten, and asks it what
+//! to evict. Time is the number of blocks that were released.
 //!
-//! **Invariant**: of what one sequence let go, children are evicted before their parents: a block whose parent is gone can never be matched. No policy follows
-//! the tree for that: a parent is let go after its children, is used whenever they are, and stands before them, and every order here goes by these alone.
+//! **Invariant**: of what one sequence released, children are evicted before their parents: a block
+//! whose parent is gone can never be matched. No policy follows the tree for that. A parent is
+//! released after its children, is used whenever they are, and stands before them. Every order here
+//! goes by these alone.
 
 mod counted;
 mod lhd;
@@ -48,15 +51,16 @@ impl Position {
     }
 }
 
-/// An order of eviction over the blocks of one cache. Every call takes constant or logarithmic time.
+/// An order of eviction over the blocks of one cache. Every call takes constant or logarithmic
+/// time.
 pub(crate) trait EvictionPolicy: fmt::Debug + Send + Sync {
     /// A block that is not in the order has a hash from now on: its first use.
     fn on_store(&mut self, block: BlockId, hash: BlockHash);
 
-    /// One more sequence uses the block: out of the order with it, where it is there.
+    /// One more sequence uses the block: it leaves the order, if it is there.
     fn on_use(&mut self, block: BlockId);
 
-    /// Nobody holds the block any more: into the order with it.
+    /// No sequence holds the block any more: it enters the order.
     fn on_release(&mut self, block: BlockId, position: Position);
 
     /// The block is dropped, but not for its place in the order.
@@ -79,9 +83,11 @@ pub enum EvictionKind {
     Lru,
     /// What was used least often since it was stored, then what is unused for longest.
     Lfu,
-    /// What was used least often, then what stands latest in its prompt: LengthAwareCache of Mooncake (arXiv 2407.00079, section 4.2).
+    /// What was used least often, then what stands latest in its prompt: LengthAwareCache of
+    /// Mooncake (arXiv 2407.00079, section 4.2).
     LengthAware,
-    /// What promises the fewest hits for the room and time that it will take, as learned from the blocks before it: LHD (Beckmann et al., NSDI 2018), by uses.
+    /// Blocks are evicted by least hit density, by uses: LHD (Beckmann et al., NSDI 2018). It is
+    /// learned from the blocks before.
     #[default]
     Lhd,
 }

@@ -47,7 +47,8 @@ fn lhd_knows_nothing_at_first_and_goes_by_the_last_use() {
     assert_eq!(order(EvictionKind::Lhd, &[&[1, 2, 3], &[4, 5], &[1, 2]]), [3, 5, 4, 2, 1]);
 }
 
-/// How often a conversation of 8 blocks is whole when it goes on, after 1 to 6 prompts of 24 blocks that never come again, in a cache of 64.
+/// How often a conversation of 8 blocks is whole when it goes on, in a cache of 64. Between its
+/// turns come 1 to 6 prompts of 24 blocks that never come again.
 fn times_kept(kind: EvictionKind) -> usize {
     let mut cache = TierCache::new(64, kind);
     let conversation = chain(1..9);
@@ -94,7 +95,7 @@ struct Naive {
     released: usize,
 }
 
-/// The block that goes next, by looking at all; `None` where what was learned decides.
+/// The block that goes next, by looking at all; `None` if what was learned decides.
 fn naive_victim(kind: EvictionKind, order: &BTreeMap<u32, Naive>) -> Option<u32> {
     let least = |rank: fn(&Naive) -> (u32, Reverse<u32>, usize)| {
         order.iter().min_by_key(|(_, block)| rank(block)).map(|(block, _)| *block)
@@ -115,7 +116,7 @@ fn run(kind: EvictionKind, operations: &[(u8, u32, u8)]) -> Vec<BlockId> {
     for (now, (operation, block, depth)) in operations.iter().enumerate() {
         let (id, depth) = (BlockId(*block), u32::from(depth % 4));
         match operation {
-            // Stored, used, or let go, whichever the block can be.
+            // Stored, used, or released, whichever the block can be.
             0..6 => match (held.remove(block), order.remove(block)) {
                 (Some(uses), _) => {
                     policy.on_release(id, Position { depth, length: 4 });

@@ -6,8 +6,8 @@ use baton_types::{BlockHash, BlockId};
 
 use super::{EvictionKind, EvictionPolicy, Position};
 
-/// Books of a tier below the pool, such as host memory or an SSD: which blocks it holds and which goes next. Nobody holds its blocks, so that all can be
-/// evicted.
+/// Books of a tier below the pool, such as host memory or an SSD: which blocks it holds and which
+/// goes next. No sequence holds its blocks, so that all can be evicted.
 #[derive(Debug)]
 pub struct TierCache {
     policy: Box<dyn EvictionPolicy>,
@@ -53,7 +53,8 @@ impl TierCache {
         hashes.iter().take_while(|hash| self.contains(**hash)).count()
     }
 
-    /// Uses a block; `false` where it is not here. Of one prompt, children come before their parents, here and in [`Self::insert`].
+    /// Uses a block; `false` if it is not here. Of one prompt, children come before their parents,
+    /// here and in [`Self::insert`].
     pub fn touch(&mut self, hash: BlockHash, position: Position) -> bool {
         let Some(&block) = self.index.get(&hash) else { return false };
         self.policy.on_use(block);
@@ -61,7 +62,8 @@ impl TierCache {
         true
     }
 
-    /// Takes a block in, or uses it where it is here. The hash returned had to go for it: its own, where nothing fits.
+    /// Takes a block in, or uses it if it is here. The hash returned had to go for it: its own, if
+    /// nothing fits.
     pub fn insert(&mut self, hash: BlockHash, position: Position) -> Option<BlockHash> {
         if self.touch(hash, position) {
             return None;
@@ -74,8 +76,9 @@ impl TierCache {
         evicted
     }
 
-    /// Uses or takes in the blocks of one prompt, from its first to its last, none of which is evicted for another. Of a prompt that does not fit, the first
-    /// blocks are taken. Returns the hashes that had to go, in that order.
+    /// Uses or takes in the blocks of one prompt, from its first to its last, none of which is
+    /// evicted for another. Of a prompt that does not fit, the first blocks are taken. Returns the
+    /// hashes that had to go, in that order.
     ///
     /// # Panics
     /// If a hash stands twice.
@@ -99,7 +102,7 @@ impl TierCache {
         evicted
     }
 
-    /// Drops a block; `false` where it is not here.
+    /// Drops a block; `false` if it is not here.
     pub fn remove(&mut self, hash: BlockHash) -> bool {
         let Some(block) = self.index.remove(&hash) else { return false };
         self.policy.on_forget(block);

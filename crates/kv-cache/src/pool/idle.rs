@@ -8,13 +8,14 @@ use baton_types::{BlockId, KvEvent};
 use super::{BlockPool, BlockState, OutOfBlocks};
 use crate::eviction::BlockLists;
 
-/// Cached blocks in the order in which they were let go: of what one sequence let go, children before their parents.
+/// Cached blocks in the order in which they were released: of what one sequence released, children
+/// before their parents.
 #[derive(Debug)]
 pub(super) struct Idle {
     order: BlockLists,
-    /// By block: when it was let go; nothing before the pool was first told the time.
+    /// By block: when it was released; nothing before the pool was first told the time.
     since: Vec<Option<Instant>>,
-    /// How many of them were let go at each time.
+    /// How many of them were released at each time.
     counts: BTreeMap<Instant, usize>,
     now: Option<Instant>,
 }
@@ -52,7 +53,7 @@ impl Idle {
         self.order.len()
     }
 
-    /// Those that nobody has used for `idle` at `now`, the longest unused first.
+    /// Those not used for `idle` at `now`, the longest unused first.
     fn cold(&self, now: Option<Instant>, idle: Duration) -> impl Iterator<Item = BlockId> + '_ {
         let is_cold = move |block: &BlockId| {
             let ages = now.zip(self.since[block.index()]);
@@ -63,18 +64,20 @@ impl Idle {
 }
 
 impl BlockPool {
-    /// Tells the pool the time: blocks that are let go from here on are unused since then.
+    /// Tells the pool the time: blocks that are released from here on are unused since then.
     pub fn pass_time(&mut self, now: Instant) {
         self.idle.now = Some(now);
     }
 
-    /// Cached blocks that nobody has used for `idle` at `now`. Takes time in the number of times at which blocks were let go.
+    /// Cached blocks not used for `idle` at `now`. Takes time in the number of times at which
+    /// blocks were released.
     pub fn cold(&self, now: Instant, idle: Duration) -> usize {
         let until = now.checked_sub(idle);
         until.map_or(0, |until| self.idle.counts.range(..=until).map(|(_, count)| count).sum())
     }
 
-    /// Takes `n` blocks to write into as [`Self::allocate`] does, but of the cached ones none that was used within `idle`.
+    /// Takes `n` blocks to write into as [`Self::allocate`] does, but of the cached ones none that
+    /// was used within `idle`.
     pub fn allocate_cold(&mut self, n: usize, idle: Duration) -> Result<Vec<BlockId>, OutOfBlocks> {
         if n == 0 {
             return Ok(Vec::new());

@@ -18,14 +18,14 @@ impl IntegrityError {
     }
 }
 
-/// `Err` with the message where `ok` is false.
+/// `Err` with the message if `ok` is false.
 fn ensure(ok: bool, message: impl FnOnce() -> String) -> Result<(), IntegrityError> {
     if ok { Ok(()) } else { Err(IntegrityError(message())) }
 }
 
 impl BlockPool {
-    /// Checks the pool by itself: each block in exactly one place, free list, index and eviction order agree with the states, promises can be kept.
-    /// Takes time in the size of the pool.
+    /// Checks the pool by itself: each block in exactly one place, free list, index and eviction
+    /// order agree with the states, promises can be kept. Takes time in the size of the pool.
     pub fn check_integrity(&self) -> Result<(), IntegrityError> {
         self.check_free_list()?;
         self.check_eviction()?;
@@ -34,8 +34,8 @@ impl BlockPool {
         ensure(self.reserved <= room, || format!("{} blocks promised, {room} free or cached", self.reserved))
     }
 
-    /// Checks the pool and that its holders are those named: `holders` lists every held, receiving or quarantined block, once per holder, and `reserved` is
-    /// the sum of the promises that are out.
+    /// Checks the pool and that its holders are those named. `holders` lists every held, receiving
+    /// or quarantined block, once per holder. `reserved` is the sum of the promises that are out.
     pub fn check_integrity_with(
         &self,
         holders: impl IntoIterator<Item = BlockId>,

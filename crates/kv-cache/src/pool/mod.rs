@@ -38,7 +38,7 @@ pub enum BlockState {
         /// Its holders.
         refs: u32,
     },
-    /// Full and hashed; nobody holds it, so it may be evicted.
+    /// Full and hashed; no sequence holds it, so it may be evicted.
     Cached,
     /// Another node writes into it under this grant.
     Receiving(GrantId),
@@ -52,7 +52,7 @@ pub enum BlockState {
 pub struct OutOfBlocks {
     /// Blocks asked for.
     pub wanted: usize,
-    /// Blocks that are free or can be evicted, and that nobody was promised.
+    /// Blocks that are free or can be evicted, and that are not promised.
     pub available: usize,
     /// Blocks of the pool.
     pub total: usize,
@@ -65,8 +65,8 @@ impl OutOfBlocks {
     }
 }
 
-/// Room promised but not allocated yet. It is given back through [`BlockPool::cancel_reservation`]; one that is dropped instead leaks its room, which
-/// [`BlockPool::check_integrity_with`] finds.
+/// Room promised but not allocated yet. It is given back through [`BlockPool::cancel_reservation`];
+/// one that is dropped instead leaks its room, which [`BlockPool::check_integrity_with`] finds.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "room that is dropped is never given back"]
 pub struct Reservation {
@@ -103,7 +103,7 @@ pub struct PoolCounts {
 #[derive(Debug, Clone, Copy)]
 struct Block {
     state: BlockState,
-    /// Set where the block is `Complete` or `Cached`: the index points here.
+    /// Set if the block is `Complete` or `Cached`: the index points here.
     identity: Option<Identity>,
 }
 
@@ -113,20 +113,24 @@ struct Identity {
     parent: Option<BlockHash>,
 }
 
-/// The blocks of one arena. Every operation takes time in the number of blocks it is given, not in the size of the pool.
+/// The blocks of one arena. Every operation takes time in the number of blocks it is given, not in
+/// the size of the pool.
 ///
-/// Methods panic where the caller's accounting is wrong (releasing what nobody holds, completing a block twice): such a pool must not serve on.
+/// Methods panic if the caller's accounting is wrong (releasing what no sequence holds, completing
+/// a block twice): such a pool must not serve on.
 #[derive(Debug)]
 pub struct BlockPool {
     blocks: Vec<Block>,
-    /// Taken from the end, filled so that a fresh pool gives ascending ids, which coalesce on the wire.
+    /// Taken from the end, filled so that a fresh pool gives ascending ids, which coalesce on the
+    /// wire.
     free: Vec<BlockId>,
     /// The order in which cached blocks are evicted.
     eviction: Box<dyn EvictionPolicy>,
-    /// The same blocks by when they were let go.
+    /// The same blocks by when they were released.
     idle: Idle,
     index: HashMap<BlockHash, BlockId>,
-    /// What a tier below this pool holds, with each block's parent: who hears the events does not care in which tier a block is.
+    /// What a tier below this pool holds, with each block's parent: who hears the events does not
+    /// care in which tier a block is.
     below: HashMap<BlockHash, Option<BlockHash>>,
     /// Who hears the events hears of the tier below, too.
     tells_below: bool,
@@ -135,7 +139,8 @@ pub struct BlockPool {
 }
 
 impl BlockPool {
-    /// A pool of `num_blocks` free blocks whose log keeps up to `event_capacity` events until they are drained. Evicts by the default policy.
+    /// A pool of `num_blocks` free blocks whose log keeps up to `event_capacity` events until they
+    /// are drained. Evicts by the default policy.
     pub fn new(num_blocks: u32, event_capacity: usize) -> Self {
         Self::with_eviction(num_blocks, event_capacity, EvictionKind::default())
     }
@@ -167,7 +172,8 @@ impl BlockPool {
         self.free.len() + self.eviction.len() - self.reserved
     }
 
-    /// Whether `wanted` more blocks can be allocated or reserved after acquiring `matched`: those of them that are cached cannot be evicted then.
+    /// Whether `wanted` more blocks can be allocated or reserved after acquiring `matched`: those
+    /// of them that are cached cannot be evicted then.
     pub fn check_fits(&self, matched: &[BlockId], wanted: usize) -> Result<(), OutOfBlocks> {
         let cached = self.count_cached(matched);
         let (available, total) = (self.available(), self.blocks.len());
@@ -177,7 +183,7 @@ impl BlockPool {
         Err(OutOfBlocks { wanted, available: available.saturating_sub(cached), total })
     }
 
-    /// How many of these blocks nobody holds: taking them leaves fewer for others.
+    /// How many of these blocks no sequence holds: taking them leaves fewer for others.
     pub fn count_cached(&self, blocks: &[BlockId]) -> usize {
         blocks.iter().filter(|block| self.state(**block) == BlockState::Cached).count()
     }
@@ -192,7 +198,8 @@ impl BlockPool {
         self.blocks[block.index()].identity.map(|identity| identity.hash)
     }
 
-    /// The longest run of leading `hashes` that are here, as blocks. Only looks: [`Self::acquire`] takes them.
+    /// The longest run of leading `hashes` that are here, as blocks. Only looks: [`Self::acquire`]
+    /// takes them.
     pub fn match_prefix(&self, hashes: &[BlockHash]) -> Vec<BlockId> {
         hashes.iter().map_while(|hash| self.index.get(hash).copied()).collect()
     }
@@ -248,8 +255,8 @@ impl BlockPool {
         self.reserved -= reservation.blocks;
     }
 
-    /// A block is full: from now on it can be shared. The first holder of a hash wins; `false` says that another block has it already, and this one stays private
-    /// and is freed when released.
+    /// A block is full: from now on it can be shared. The first holder of a hash wins; `false` says
+    /// that another block has it already, and this one stays private and is freed when released.
     ///
     /// # Panics
     /// If the block is not [`BlockState::Mutable`].
@@ -268,7 +275,8 @@ impl BlockPool {
         true
     }
 
-    /// What only the tier below holds is not told from here on. To be called while nothing is there.
+    /// What only the tier below holds is not told from here on. To be called while nothing is
+    /// there.
     pub fn keep_below_to_itself(&mut self) {
         self.tells_below = false;
     }
@@ -312,7 +320,8 @@ impl BlockPool {
         }
     }
 
-    /// The grant of these blocks ends before its writer is fenced: nobody may use them until [`Self::unquarantine`].
+    /// The grant of these blocks ends before its writer is fenced: they may not be used until
+    /// [`Self::unquarantine`].
     ///
     /// # Panics
     /// If a block is not [`BlockState::Receiving`].
@@ -334,11 +343,13 @@ impl BlockPool {
         }
     }
 
-    /// A sequence lets go of its blocks, given from its first to its last. They leave from the tail, so that of a cached sequence the children are evicted
-    /// before their parents; where two sequences computed the same block, the one that was not indexed may lose its parent first, and is then never matched.
+    /// A sequence releases its blocks, given from its first to its last. They leave from the last
+    /// one on, so that of a cached sequence the children are evicted before their parents. If two
+    /// sequences computed the same block, the one that was not indexed may lose its parent first,
+    /// and is then never matched.
     ///
     /// # Panics
-    /// If nobody holds a block.
+    /// If no sequence holds a block.
     pub fn release(&mut self, blocks: &[BlockId]) {
         for (&block, position) in blocks.iter().zip(Position::of_prompt(blocks.len())).rev() {
             match self.state(block) {
@@ -372,7 +383,8 @@ impl BlockPool {
         }
     }
 
-    /// Up to `max` events that were not drained yet, or a snapshot where the log ran over; `None` where nothing happened.
+    /// Up to `max` events that were not drained yet, or a snapshot if the log ran over; `None` if
+    /// nothing happened.
     pub fn drain_events(&mut self, max: usize) -> Option<KvEventBatch> {
         if self.events.take_overflow() {
             return Some(self.snapshot());
@@ -380,7 +392,8 @@ impl BlockPool {
         self.events.drain(max)
     }
 
-    /// Every block that can be reused now. Events that were not drained yet are contained in it and are older than its number.
+    /// Every block that can be reused now. Events that were not drained yet are contained in it and
+    /// are older than its number.
     pub fn snapshot(&self) -> KvEventBatch {
         let here = self.blocks.iter().filter_map(|block| block.identity);
         let here = here.map(|Identity { hash, parent }| KvEvent::Stored { hash, parent });

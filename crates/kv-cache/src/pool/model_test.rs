@@ -56,7 +56,7 @@ fn what_only_the_tier_below_holds_is_told_unless_it_is_kept() {
         assert_eq!((pool.snapshot().events.len(), pool.is_below(hash(1))), (usize::from(told), true));
         pool.removed_below(hash(1));
         assert_eq!(drain(&mut pool), if told { lost } else { Vec::new() });
-        // What the arena gets back while the tier has it is told where it was not known.
+        // What the arena gets back while the tier has it is told if it was not known.
         pool.stored_below(hash(1), None);
         assert!(pool.complete(other[0], hash(1), None));
         assert_eq!(drain(&mut pool), [stored]);
@@ -76,7 +76,7 @@ fn the_first_holder_of_a_hash_wins_and_the_duplicate_is_freed() {
 }
 
 #[test]
-fn a_promise_is_kept_against_everybody() {
+fn a_promise_is_kept_against_all_other_requests() {
     let (mut pool, blocks) = cached_chain(4);
     let mut room = pool.reserve(3).unwrap();
     assert!(pool.allocate(2).is_err());
@@ -94,7 +94,7 @@ fn a_promise_is_kept_against_everybody() {
 }
 
 #[test]
-fn quarantined_blocks_are_nobodys_until_fenced() {
+fn quarantined_blocks_are_unusable_until_fenced() {
     let mut pool = BlockPool::new(2, 64);
     let blocks = pool.allocate_receiving(2, GrantId(1)).unwrap();
     pool.received(&blocks[..1]);

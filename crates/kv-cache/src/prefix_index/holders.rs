@@ -1,15 +1,18 @@
-//! Which nodes hold a block. Blocks of one conversation have the same holders, so that a set is kept once for all of them, and to see that nothing changes from one block of a chain to the next takes
-//! one comparison.
+//! Which nodes hold a block. Blocks of one conversation have the same holders, so that a set is
+//! kept once for all of them. One comparison shows that nothing changes from one block of a chain
+//! to the next.
 
 use std::num::NonZeroU32;
 
 use super::table::{BlockTable, Key};
 
-/// Nodes by slot: one, two, or a set that [`HolderSets`] keeps. Two that are equal are the same nodes.
+/// Nodes by slot: one, two, or a set that [`HolderSets`] keeps. Two that are equal are the same
+/// nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Holders(NonZeroU32);
 
-/// What a number says: 1 + a slot, or two slots below 2^15, the lower one first, under the highest bit, or the index of a set.
+/// What a number says: 1 + a slot; two slots below 2^15, the lower one first, under the highest
+/// bit; or the index of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     One(u16),
@@ -26,7 +29,7 @@ impl Holders {
         Self(NonZeroU32::MIN.saturating_add(slot.into()))
     }
 
-    /// `None` where the slots are too high for a number.
+    /// `None` if the slots are too high for a number.
     fn two(a: u16, b: u16) -> Option<Self> {
         let (low, high) = (u32::from(a.min(b)), u32::from(a.max(b)));
         let number = TWO | low << TWO_SLOT_BITS | high;
@@ -58,7 +61,8 @@ pub(super) struct HolderSets {
     free: Vec<usize>,
     /// By the sum of their members' marks.
     by_mark: BlockTable,
-    /// The last change of each kind: the blocks of a chain are stored one after the other, and removed.
+    /// The last change of each kind: the blocks of a chain are stored one after the other, and
+    /// removed.
     last_with: Option<(Holders, u16, Holders)>,
     last_without: Option<(Holders, u16, Option<Holders>)>,
 }
@@ -71,7 +75,8 @@ struct HolderSet {
     blocks: usize,
 }
 
-/// Slots of so many members fit into the set itself, where they need no more room than a pointer to them would: to see them is one wait for memory and not two.
+/// Slots of so many members fit into the set itself, in the room that a pointer to them would need.
+/// To see them is one wait for memory and not two.
 const FEW: usize = 11;
 
 /// Ascending.
@@ -109,7 +114,9 @@ impl SetMembers {
     }
 }
 
-/// A number for a slot, so that sums of them tell sets apart (Zobrist, 1970, with exclusive or). 128 bits of two rounds of SplitMix64: sets are not chosen by anybody who could look for a collision.
+/// A number for a slot, so that sums of them tell sets apart (Zobrist, 1970, with exclusive or).
+/// 128 bits of two rounds of SplitMix64: sets are not chosen by an attacker who could look for a
+/// collision.
 fn mark(slot: u16) -> u128 {
     let mix = |n: u64| {
         let n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -162,7 +169,8 @@ impl HolderSets {
         self.members(holders).as_slice().binary_search(&slot).is_ok()
     }
 
-    /// The holders with one more: the same where it is among them. Whoever sets a block's holders says so with [`Self::changed`].
+    /// The holders with one more: the same if it is among them. The caller that sets a block's
+    /// holders says so with [`Self::changed`].
     pub(super) fn with(&mut self, holders: Option<Holders>, slot: u16) -> Holders {
         let Some(before) = holders else { return Holders::one(slot) };
         if let Some((from, joined, to)) = self.last_with
@@ -190,7 +198,7 @@ impl HolderSets {
         after
     }
 
-    /// The holders with one less: the same where it is not among them, and `None` where nobody is left.
+    /// The holders with one less: the same if it is not among them, and `None` if none is left.
     pub(super) fn without(&mut self, before: Holders, slot: u16) -> Option<Holders> {
         if let Some((from, left, to)) = self.last_without
             && (from, left) == (before, slot)
@@ -295,7 +303,7 @@ mod tests {
         assert_eq!(sets.members(less.unwrap()).as_slice(), [2, 3]);
         let last = sets.without(less.unwrap(), 3);
         sets.changed(less, last);
-        assert_eq!((last, sets.without(last.unwrap(), 2)), (Some(Holders::one(2)), None), "nobody is left");
+        assert_eq!((last, sets.without(last.unwrap(), 2)), (Some(Holders::one(2)), None), "none is left");
         sets.changed(b, None);
         assert_eq!((sets.len(), sets.by_mark.len()), (0, 0));
     }

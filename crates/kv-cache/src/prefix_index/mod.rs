@@ -20,9 +20,11 @@ pub use walk::PrefixMatches;
 pub enum Applied {
     /// The index has them.
     Applied,
-    /// Events before these are missing: ask the node for a snapshot. Until it comes, the node holds nothing here. Said once per gap.
+    /// Events before these are missing: ask the node for a snapshot. Until it comes, the node holds
+    /// nothing here. Said once per gap.
     Gap,
-    /// They are of another generation, of a node that is not in the index, or known already, or they wait for a snapshot that was asked for.
+    /// They are of another generation, of a node that is not in the index, known already, or wait
+    /// for a snapshot that was asked for.
     Stale,
 }
 
@@ -54,7 +56,7 @@ struct Slot {
 enum Next {
     /// The event with this number.
     Event(u64),
-    /// A snapshot, which nobody has asked for yet.
+    /// A snapshot that was not asked for yet.
     Snapshot,
     /// A snapshot, which was asked for.
     AskedSnapshot,
@@ -67,10 +69,12 @@ const SPINS: u32 = 1000;
 /// Parts of the table that are gone through before lookups get their turn.
 const PARTS_AT_ONCE: usize = 4;
 
-/// Block hash to the nodes that hold the block. Lookups go on while events are applied: those take the lock for a few microseconds at a time, however many come together.
+/// Block hash to the nodes that hold the block. Lookups go on while events are applied: those take
+/// the lock for a few microseconds at a time, however many come together.
 ///
-/// **Invariant**: a node's entries are what its events said, in order and without a gap, or nothing at all. More than `max_entries_per_node` are not kept:
-/// a node cannot fill the conductor's memory, and what is missing costs a cache hit only.
+/// **Invariant**: a node's entries are what its events said, in order and without a gap, or nothing
+/// at all. More than `max_entries_per_node` are not kept: a node cannot fill the conductor's
+/// memory, and what is missing costs a cache hit only.
 #[derive(Debug)]
 pub struct PrefixIndex {
     inner: RwLock<Inner>,
@@ -111,7 +115,7 @@ impl PrefixIndex {
         if let Ok(inner) = self.inner.try_read() {
             return inner;
         }
-        // Whoever has it has it for microseconds; to sleep and be woken takes many times as long.
+        // A thread has it for microseconds; to sleep and be woken takes many times as long.
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let soon = (0..SPINS).find_map(|_| {
             std::hint::spin_loop();
@@ -123,7 +127,8 @@ impl PrefixIndex {
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Inner> {
-        // A thread that writes again and again would not let those in that wait for a moment between.
+        // A thread that writes again and again would not let those in that wait for a moment
+        // between.
         let mut spins = 0;
         while self.waiting.load(Ordering::Relaxed) > 0 && spins < SPINS {
             std::hint::spin_loop();
@@ -132,7 +137,8 @@ impl PrefixIndex {
         self.inner.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A node is here, in this generation, and sends its events from the first one on; what an older one held is forgotten. `None` where a later one is known, or where there are 65,536 nodes.
+    /// A node is here, in this generation, and sends its events from the first one on; what an
+    /// older one held is forgotten. `None` if a later one is known, or if there are 65,536 nodes.
     pub fn add_node(&self, node: &NodeId, generation: Generation) -> Option<NodeSlot> {
         let mut inner = self.write();
         match inner.known(node).map(|slot| (slot.stay.slot, slot.generation)) {
@@ -144,7 +150,8 @@ impl PrefixIndex {
         inner.add(node, generation, Next::Event(0))
     }
 
-    /// What is known of a node's blocks is too old to go by: it holds nothing here until it sends a snapshot, which its next events ask for. Its new slot.
+    /// What is known of a node's blocks is too old to go by. The node holds nothing here until it
+    /// sends a snapshot, which its next events ask for. Returns its new slot.
     pub fn expire(&self, node: &NodeId) -> Option<NodeSlot> {
         let mut inner = self.write();
         let generation = inner.known(node)?.generation;
@@ -152,12 +159,14 @@ impl PrefixIndex {
         inner.add(node, generation, Next::Snapshot)
     }
 
-    /// Forgets a node, at once as far as lookups go; its blocks are taken out by [`Self::sweep`], which the next events do.
+    /// Forgets a node, at once as far as lookups go; its blocks are taken out by [`Self::sweep`],
+    /// which the next events do.
     pub fn remove_node(&self, node: &NodeId) {
         self.write().leave(node);
     }
 
-    /// A message of a node: changes ([`Self::apply`]), or all that it holds ([`Self::snapshot`]), as in [`crate::KvEventBatch`].
+    /// A message of a node: changes ([`Self::apply`]), or all that it holds ([`Self::snapshot`]),
+    /// as in [`crate::KvEventBatch`].
     pub fn on_events(
         &self,
         node: &NodeId,
@@ -172,7 +181,8 @@ impl PrefixIndex {
         }
     }
 
-    /// Takes in events of a node, the first of which has the number `sequence`. Overlap with what is known is skipped. A node's events come from one thread at a time.
+    /// Takes in events of a node, the first of which has the number `sequence`. Overlap with what
+    /// is known is skipped. A node's events come from one thread at a time.
     pub fn apply(&self, node: &NodeId, generation: Generation, sequence: u64, events: &[KvEvent]) -> Applied {
         let mut applied = Applied::Stale;
         loop {
@@ -229,7 +239,8 @@ impl PrefixIndex {
         Applied::Applied
     }
 
-    /// More of a snapshot that was told in parts, with the number of its first part: the node's own changes have gone on from there or not.
+    /// More of a snapshot that was told in parts, with the number of its first part. The node's own
+    /// changes have gone on from there, or not.
     pub fn more_of_snapshot(
         &self,
         node: &NodeId,
@@ -240,7 +251,8 @@ impl PrefixIndex {
         self.sweep();
         let expected = self.read().expects(node, generation);
         match expected {
-            // No part is told behind a change, so whoever expects another one has not taken the first part.
+            // No part is told behind a change, so an index that expects another number has not
+            // taken the first part.
             Some((stay, Next::Event(next))) if next == sequence => {
                 self.change_all(stay, events, Next::Event(sequence));
                 Applied::Applied
@@ -274,7 +286,8 @@ impl PrefixIndex {
         }
     }
 
-    /// How many leading blocks of a chain each node holds. Of long chains not every block is looked at, see [`PrefixMatches`].
+    /// How many leading blocks of a chain each node holds. Of long chains not every block is looked
+    /// at, see [`PrefixMatches`].
     pub fn matches(&self, hashes: &[BlockHash]) -> PrefixMatches {
         self.read().walk(hashes)
     }
@@ -303,7 +316,8 @@ impl PrefixIndex {
         self.len() == 0
     }
 
-    /// Takes everything out that a node has. Takes time in the size of the index: nodes clear rarely.
+    /// Takes everything out that a node has. Takes time in the size of the index: nodes clear
+    /// rarely.
     fn clear(&self, stay: Stay, next: Next) {
         if self.write().begin_clear(stay, next) {
             self.clear_parts(stay);
@@ -319,7 +333,8 @@ impl PrefixIndex {
     }
 }
 
-/// The first changes of these events, as many as are made at once, and whether [`KvEvent::Cleared`] follows on them.
+/// The first changes of these events, as many as are made at once, and whether [`KvEvent::Cleared`]
+/// follows on them.
 fn first_changes(events: &[KvEvent]) -> (&[KvEvent], bool) {
     let events = &events[..events.len().min(EVENTS_AT_ONCE)];
     match events.iter().position(|event| *event == KvEvent::Cleared) {
@@ -487,7 +502,7 @@ mod tests {
     #[test]
     fn a_gap_empties_the_node_until_its_snapshot() {
         let index = PrefixIndex::new(100);
-        assert_eq!(index.apply(&node(0), ONE, 0, &[stored(1)]), Applied::Stale, "nobody said that it is here");
+        assert_eq!(index.apply(&node(0), ONE, 0, &[stored(1)]), Applied::Stale, "no node said that it is here");
         index.add_node(&node(0), ONE);
         assert_eq!(index.apply(&node(0), ONE, 0, &[stored(1), stored(2)]), Applied::Applied);
         assert_eq!(index.longest_prefix(&[hash(1), hash(2), hash(3)]), [(node(0), 2)]);
@@ -657,7 +672,8 @@ mod tests {
                     Naive { generation: 1, next: Some(0), log: Vec::new(), blocks: BTreeSet::new() }
                 });
                 match operation {
-                    // The next event, or one that never came before it, or the last few once more with it.
+                    // The next event, or one that never came before it, or the last few once more
+                    // with it.
                     0..=4 => known.log.push(match h % 4 { 0 => KvEvent::Cleared, 1 => KvEvent::Removed { hash: hash(h) }, _ => stored(h) }),
                     5 => known.log.extend([stored(h), stored(h + 1)]),
                     _ => {}

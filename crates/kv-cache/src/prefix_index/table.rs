@@ -1,8 +1,11 @@
 //! Block to holders: a hash table that never stops for long.
 //!
-//! Open addressing in 1,024 parts that grow each by itself, so that no insertion copies more than some thousand entries while lookups wait. 16 bytes for a block: 96 bits of a mix of its hash,
-//! which is enough to tell blocks apart (a collision would cost a wrong guess of where a prefix is, and nothing else), and its holders. Four of them share a line of the cache, in which a block may
-//! have any place: nearly every block is in its first line, so a lookup is one load and no branch that could go wrong.
+//! Open addressing in 1,024 parts. Each grows by itself, so that no insertion copies more than some
+//! thousand entries while lookups wait. A block takes 16 bytes: 96 bits of a mix of its hash, and
+//! its holders. The 96 bits are enough to tell blocks apart: a collision would cost a wrong guess
+//! of where a prefix is, and nothing else. Four of them share a line of the cache, in which a block
+//! may have any place. Nearly every block is in its first line, so a lookup is one load and no
+//! branch that could go wrong.
 
 use std::hash::{BuildHasher, RandomState};
 use std::hint::{black_box, select_unpredictable};
@@ -61,7 +64,7 @@ impl Entry {
     }
 }
 
-/// What memory brings at once.
+/// A cache line: what memory gives at once.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(align(64))]
 struct Line([Entry; LINE]);
@@ -74,7 +77,8 @@ struct Look {
 }
 
 impl Line {
-    /// Compares all entries, without a branch: a guess which one it is would be wrong every other time, and the loads for the blocks after it would wait until that is known.
+    /// Compares all entries, without a branch. A guess which one it is would be wrong every other
+    /// time, and the loads for the blocks after it would wait for that.
     fn look(&self, key: Key) -> Look {
         let (mut same, mut free) = (0, 0);
         for (n, entry) in self.0.iter().enumerate() {
@@ -145,7 +149,8 @@ impl Part {
 
     /// Gives the key other holders, or none.
     fn update(&mut self, key: Key, change: impl FnOnce(Option<Holders>) -> Option<Holders>) {
-        // Full to three quarters at most: beyond, too many blocks are not in their first line, and the next one is another wait for memory.
+        // Full to three quarters at most: beyond, too many blocks are not in their first line, and
+        // the next one is another wait for memory.
         if (self.used + 1) * 8 > self.lines.len() * LINE * 6 {
             self.resize((self.lines.len() * 2).max(1));
         }
@@ -222,7 +227,7 @@ impl Part {
 pub(super) struct BlockTable {
     parts: Box<[Part]>,
     blocks: usize,
-    /// Mixed into every hash: whoever chooses hashes cannot choose where they go.
+    /// Mixed into every hash: a client that chooses hashes cannot choose where they go.
     seeds: [u64; 2],
 }
 
@@ -258,8 +263,9 @@ impl BlockTable {
         self.parts[key.part()].get(key)
     }
 
-    /// Keys of up to `MANY` blocks, in their order, and the lines where to begin to look for them, which are on their way from memory: all of them, before anything depends on one. There is nothing between
-    /// the loads, so that the core has begun all of them before it waits for the first.
+    /// Keys of up to `MANY` blocks, in their order, and the lines where to begin to look for them.
+    /// All lines are on their way from memory before anything depends on one. There is nothing
+    /// between the loads, so that the core has begun all of them before it waits for the first.
     fn load<'a>(&self, hashes: impl Iterator<Item = &'a BlockHash>) -> ([Key; MANY], [Option<&Line>; MANY]) {
         let (mut keys, mut homes) = ([Key::default(); MANY], [None; MANY]);
         for ((key, home), hash) in keys.iter_mut().zip(&mut homes).zip(hashes) {

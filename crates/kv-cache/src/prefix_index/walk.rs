@@ -6,13 +6,16 @@ use super::holders::{Holders, Members};
 use super::table::MANY;
 use super::{Inner, NodeSlot};
 
-/// Blocks of a chain that are looked at after its first `MANY`, about, however long it is. Both together are what `PrefixMatches` promises.
+/// Blocks of a chain that are looked at after its first `MANY`, about, however long it is. Both
+/// together are what `PrefixMatches` promises.
 const LOOKS: usize = 48;
 
 /// How many leading blocks of a chain each node holds; nodes that hold none are not in it.
 ///
-/// Of a chain of more than 80 blocks every second, third... is looked at after the first 32, and those between two looks only where a node is lost from one to the next: a node that holds a block holds those before it, but for
-/// what was evicted from their middle, and the node finds that out.
+/// Of a chain of more than 80 blocks every second, third... is looked at after the first 32. Those
+/// between two looks are looked at only if a node is lost from one to the next. A node that holds a
+/// block holds those before it, but for what was evicted from their middle; the node finds that
+/// out.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PrefixMatches(Vec<(NodeSlot, u32)>);
 
@@ -26,7 +29,8 @@ impl PrefixMatches {
 /// Where the walk is.
 struct Walk<'a> {
     inner: &'a Inner,
-    /// Nodes that were lost, with the blocks that they hold, and then those that hold every block so far, ascending.
+    /// Nodes that were lost, with the blocks that they hold, and then those that hold every block
+    /// so far, ascending.
     nodes: Vec<(NodeSlot, u32)>,
     /// How many were lost.
     lost: usize,
@@ -35,7 +39,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Whether nobody is lost with this block.
+    /// Whether no node is lost with this block.
     fn keeps_all(&self, holders: Option<Holders>) -> bool {
         if holders == self.last {
             return true;
@@ -46,7 +50,7 @@ impl Walk<'_> {
         self.nodes[self.lost..].iter().all(|(slot, _)| members.any(|member| *member == slot.0))
     }
 
-    /// Goes on to the block with the number `depth`, from 0; whether anybody holds it.
+    /// Goes on to the block with the number `depth`, from 0; whether any node holds it.
     fn step(&mut self, depth: u32, holders: Option<Holders>) -> bool {
         if holders == self.last {
             return true;
@@ -69,7 +73,8 @@ fn keep(nodes: &mut [(NodeSlot, u32)], members: &[u16]) -> usize {
         lost -= 1;
         nodes.swap(at, lost);
     };
-    // From the end, so that those that change places with them have been looked at. Each of the fewer is looked for among the others.
+    // From the end, so that those that change places with them have been looked at. Each of the
+    // fewer is looked for among the others.
     if members.len() < nodes.len() {
         let mut end = nodes.len();
         for member in members.iter().rev() {
@@ -121,7 +126,8 @@ impl Inner {
 }
 
 impl Walk<'_> {
-    /// Goes on along the chain to its end or until nobody holds more, after its first block, when it has been seen who holds the first few; how many blocks those hold that are left.
+    /// Goes on along the chain, after its first block, to its end or until no node holds more. It
+    /// has been seen who holds the first few. Returns how many blocks those hold that are left.
     fn along(&mut self, looked: &[Option<Holders>], rest: &[BlockHash]) -> u32 {
         let mut depth = 1;
         for holders in looked.iter().skip(1) {
@@ -143,7 +149,7 @@ impl Walk<'_> {
         depth
     }
 
-    /// Goes on along some blocks, the last of which these hold; whether somebody is left.
+    /// Goes on along some blocks, the last of which these hold; whether a node is left.
     fn along_stride(&mut self, depth: &mut u32, blocks: &[BlockHash], far: Option<Holders>) -> bool {
         if blocks.len() > 1 && self.keeps_all(far) {
             self.last = far;
@@ -186,7 +192,8 @@ mod tests {
             prop_assert!(found.iter().map(|(slot, _)| &slot.0).eq(&nodes));
         }
 
-        /// Nodes that hold the beginning of a chain are found with as many blocks as they hold, however long it is.
+        /// Nodes that hold the beginning of a chain are found with as many blocks as they hold,
+        /// however long it is.
         #[test]
         fn of_long_chains_the_beginnings_are_found(
             blocks in 1u64..3000,

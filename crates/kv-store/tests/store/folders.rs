@@ -1,4 +1,4 @@
-//! What a store finds in its folder when it is opened, and what it says where it cannot be.
+//! What a store finds in its folder when it is opened, and what it says if it cannot be.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,5 @@
-//! The store as its owner sees it: against a model, with damaged files, killed, on a full disk, and from many threads.
+//! The store as its owner sees it: against a model, with damaged files, killed, on a full disk, and
+//! from many threads.
 
 // Tests read the clock and wait.
 #![allow(clippy::disallowed_methods)]

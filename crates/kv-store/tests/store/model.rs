@@ -60,7 +60,7 @@ impl Model {
         Some(record)
     }
 
-    /// What goes, or `Err` where nothing can.
+    /// What goes, or `Err` if nothing can.
     fn put(&mut self, n: u64) -> Result<Option<u64>, ()> {
         if self.touch(n).is_some() {
             return Ok(None);

@@ -1,4 +1,5 @@
-//! Another process with a store. It is this test binary once more, in a role that it is given by its environment.
+//! Another process with a store. It is this test binary once more, in a role that it is given by
+//! its environment.
 
 use std::env;
 use std::ffi::OsString;
@@ -60,7 +61,7 @@ impl OtherProcess {
         Self { child: command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap() }
     }
 
-    /// Waits until it says so; its output ends where it fails.
+    /// Waits until it says so; its output ends if it fails.
     pub fn wait_ready(&mut self) {
         let stdout = self.child.stdout.take().expect("waited for once");
         assert!(BufReader::new(stdout).lines().any(|line| line.unwrap() == READY), "it ended");

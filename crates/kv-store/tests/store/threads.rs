@@ -89,7 +89,7 @@ fn handles_on_other_threads_never_meet_in_a_slot() {
 }
 
 #[test]
-fn a_held_record_stays_and_where_all_are_held_a_put_is_refused() {
+fn a_held_record_stays_and_a_put_is_refused_if_all_are_held() {
     let folder = tempfile::tempdir().unwrap();
     let options = with_slots(&SMALL, 2);
     let mut store = open(folder.path(), &options);

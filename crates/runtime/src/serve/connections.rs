@@ -1,4 +1,5 @@
-//! The connections of a port: how many there are, and which of them has waited longest for a request.
+//! The connections of a port: how many there are, and which of them has waited longest for a
+//! request.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-/// Descriptors that are never given to connections from outside: files, sessions with nodes, listeners.
+/// Descriptors that are never given to connections from outside: files, sessions with nodes,
+/// listeners.
 const RESERVED_DESCRIPTORS: usize = 64;
 
 /// The connections of one or more ports, which share a bound. Cheap to clone.
@@ -74,7 +76,8 @@ impl Connections {
         lock(&self.0.table).open
     }
 
-    /// A place for a new connection. If all are taken, the connection that has waited longest for a request is closed; `None` if all have requests.
+    /// A place for a new connection. If all are taken, the connection that has waited longest for a
+    /// request is closed; `None` if all have requests.
     pub(super) fn enter(&self, now: Instant) -> Option<Arc<Slot>> {
         let mut table = lock(&self.0.table);
         if table.open >= self.0.max {
@@ -89,7 +92,8 @@ impl Connections {
         Some(Arc::new(Slot { shared: Arc::clone(&self.0), state, closed }))
     }
 
-    /// Closes the connection that has waited longest for a request, for its descriptor. `false` if all have requests.
+    /// Closes the connection that has waited longest for a request, for its descriptor. `false` if
+    /// all have requests.
     pub(super) fn close_longest_idle(&self) -> bool {
         let mut table = lock(&self.0.table);
         let Some((_, longest)) = table.idle.pop_first() else { return false };
@@ -149,14 +153,15 @@ impl Drop for Slot {
         if let Some(entry) = entry {
             table.idle.remove(&entry);
         }
-        // Whoever took its place has counted it out.
+        // The connection that took its place has counted it out.
         if !self.closed.is_cancelled() {
             table.open -= 1;
         }
     }
 }
 
-/// How many connections from outside this process can have, by its descriptors; `wanted` if they suffice. Raises the soft limit as far as it goes.
+/// How many connections from outside this process can have, by its descriptors; `wanted` if they
+/// suffice. Raises the soft limit as far as it goes.
 pub fn connections_within_descriptors(wanted: usize) -> usize {
     wanted.min(within(raise_descriptors()))
 }
@@ -175,7 +180,8 @@ fn raise_descriptors() -> usize {
     current.map_or(usize::MAX, |descriptors| descriptors as usize)
 }
 
-/// How long a listener waits after it could not accept: twice as long each time, so that it does not spin while descriptors are missing.
+/// How long a listener waits after it could not accept: twice as long each time, so that it does
+/// not spin while descriptors are missing.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
     failures: u32,

@@ -1,7 +1,9 @@
-//! Serves HTTP on a listener, within limits: how many connections there may be, how long one may be silent, idle or slow, and what its headers may hold.
+//! Serves HTTP on a listener, within limits. They say how many connections there may be, how long
+//! one may be silent, idle or slow, and what its headers may hold.
 //!
-//! A connection without a request gives way to a new one if there are too many, the one that has waited longest first. So those who only connect keep
-//! nobody out. Only if every connection has a request is a new one closed at once: its client learns of it without waiting.
+//! A connection without a request is closed for a new one if there are too many, the one that has
+//! waited longest first. So clients that only connect keep no other client out. Only if every
+//! connection has a request is a new one closed at once: its client learns of it without waiting.
 
 mod connections;
 mod pace;
@@ -36,7 +38,8 @@ use socket::{hung_up, linger};
 const MAX_HEADERS: usize = 64;
 /// Largest header section, bytes.
 const MAX_HEADER_BYTES: u32 = 16 << 10;
-/// Bytes of a connection that wait to be read or written, HTTP/1: at least that of a header section.
+/// Bytes of a connection that wait to be read or written, HTTP/1: at least that of a header
+/// section.
 const BUFFER_BYTES: usize = 32 << 10;
 /// Bytes of a stream that wait to be written, HTTP/2.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
@@ -47,7 +50,8 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long an idle connection that is being closed may take for a request that was on its way.
 const LAST_REQUEST: Duration = Duration::from_secs(1);
 
-/// How long a connection may take for its last answer when the process ends. Requests have ended by then; what is still sent was never taken in.
+/// How long a connection may take for its last answer when the process ends. Requests have ended by
+/// then; what is still sent was never taken in.
 const LAST_ANSWER: Duration = Duration::from_secs(2);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -74,7 +78,8 @@ pub struct ConnectionLimits {
     pub stall: Duration,
     /// Requests at once over one connection, HTTP/2.
     pub streams: u32,
-    /// Bytes that one stream's peer may send ahead of their being read, HTTP/2; a connection's may send twice as many.
+    /// Bytes that one stream's peer may send ahead of their being read, HTTP/2; a connection's may
+    /// send twice as many.
     pub window_bytes: u32,
 }
 
@@ -104,7 +109,8 @@ pub struct Port {
     pub limits: ConnectionLimits,
     /// Where its connections are counted.
     pub connections: Connections,
-    /// Once it drains, peers are asked to go elsewhere with what they have not begun (HTTP/2: GOAWAY).
+    /// Once it drains, peers are asked to go elsewhere with what they have not begun (HTTP/2:
+    /// GOAWAY).
     pub leaves: Option<Shutdown>,
 }
 
@@ -119,7 +125,8 @@ impl Port {
         self.serve_with(service, |socket| (socket, ()), tasks);
     }
 
-    /// The same, with `wrap` around each connection; what it gives besides is an extension of the connection's requests.
+    /// The same, with `wrap` around each connection; what it gives besides is an extension of the
+    /// connection's requests.
     pub fn serve_with<S, B, W, T, X>(self, service: S, wrap: W, tasks: &TaskSet)
     where
         S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + Sync + 'static,
@@ -174,7 +181,8 @@ impl Port {
             .http2()
             .timer(TokioTimer::new())
             .max_concurrent_streams(self.limits.streams)
-            // Callers of a gateway that all leave at once are no attack. By default 20 of them end the connection.
+            // Callers of a gateway that all leave at once are no attack. By default 20 of them end
+            // the connection.
             .max_pending_accept_reset_streams(self.limits.streams as usize)
             .initial_stream_window_size(self.limits.window_bytes)
             .initial_connection_window_size(self.limits.window_bytes * 2)
@@ -198,7 +206,8 @@ struct Accepting {
 }
 
 impl Accepting {
-    /// The next connection that there is room for. Can be dropped: what it has accepted is given back at once.
+    /// The next connection that there is room for. Can be dropped: what it has accepted is given
+    /// back at once.
     async fn next(&mut self, port: &Port) -> Option<(Arc<TcpStream>, Arc<Slot>)> {
         let (name, connections) = (port.name, port.connections.open());
         let stream = match port.listener.accept().await {

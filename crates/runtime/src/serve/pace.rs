@@ -3,12 +3,14 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// All of a port's connections together, bytes per second. A core copies ten times as many from the system: it is taken up by a tenth, however much is sent.
+/// All of a port's connections together, bytes per second. A core copies ten times as many from the
+/// system: it is taken up by a tenth, however much is sent.
 const RATE: f64 = (256 << 20) as f64;
 /// How far ahead of the rate a port may be. Shorter waits cost more than they save.
 const AHEAD: Duration = Duration::from_millis(2);
 
-/// The pace of a port's connections: those that send a lot wait for each other, and leave the machine's cores to the rest.
+/// The pace of a port's connections: those that send a lot wait for each other, and leave the
+/// machine's cores to the rest.
 #[derive(Debug)]
 pub(super) struct Pace(Mutex<Instant>);
 

@@ -17,14 +17,16 @@ use super::pace::Pace;
 /// How often is looked for the end of a peer that has sent more than is read.
 const UNREAD_POLL: Duration = Duration::from_secs(1);
 
-/// How long a connection is read on after its last answer, while something comes: at the pace of a port, 16 bodies of 64 MiB take four seconds.
+/// How long a connection is read on after its last answer, while something comes. At the pace of a
+/// port, 16 bodies of 64 MiB take four seconds.
 const LINGER: Duration = Duration::from_secs(30);
 /// And how long without anything.
 const LINGER_IDLE: Duration = Duration::from_secs(1);
 /// Bytes that a connection reads before it waits for the others: who sends little never waits.
 const BYTES_AT_ONCE: usize = 64 << 10;
 
-/// A TCP connection that is read at its port's pace, and fails once its peer has read nothing for too long while there was something to read.
+/// A TCP connection that is read at its port's pace. It fails if its peer reads nothing for too
+/// long while there is something to read.
 #[derive(Debug)]
 pub struct Socket {
     stream: Arc<TcpStream>,
@@ -119,8 +121,8 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// Resolves when the peer has closed its side while `is_busy`. The server itself sees that only when it has read all that came before, and it does not read
-/// a request that waits behind another one.
+/// Resolves when the peer has closed its side while `is_busy`. The server itself sees that only
+/// when it has read all that came before. It does not read a request that waits behind another one.
 pub(super) async fn hung_up(stream: &TcpStream, is_busy: impl Fn() -> bool) {
     loop {
         match stream.ready(Interest::READABLE).await {
@@ -132,7 +134,8 @@ pub(super) async fn hung_up(stream: &TcpStream, is_busy: impl Fn() -> bool) {
     }
 }
 
-/// Reads on for a little while after the last answer. What a peer still sends when its connection closes makes the system drop the answer, too.
+/// Reads on for a little while after the last answer. What a peer still sends when its connection
+/// closes makes the system drop the answer, too.
 pub(super) async fn linger(stream: &TcpStream, pace: &Pace) {
     let mut unread = vec![0; 16 << 10];
     let reading = async {

@@ -2,7 +2,8 @@
 
 use super::{AdmissionPolicy, Assessment, Excess};
 
-/// Looks at the decode node as it runs now, which says little of when the prompt will be computed: the loads of both pools swing against each other.
+/// Looks at the decode node as it runs now, which says little of when the prompt will be computed.
+/// So the loads of both pools swing against each other.
 #[derive(Debug)]
 pub struct Early;
 

@@ -1,6 +1,7 @@
 //! Whether a request is taken in.
 //!
-//! A load is a predicted latency over its objective: more than 1 is too much. What has no objective is measured by its longest wait for others.
+//! A load is a predicted latency over its objective: more than 1 is too much. What has no objective
+//! is measured by its longest wait for others.
 
 mod early;
 mod value_density;
@@ -45,7 +46,7 @@ impl DecodeLoad {
     }
 }
 
-/// What the cluster predicts for a request where it would be placed.
+/// What the cluster predicts for a request if it were placed now.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Assessment {
     /// When it is placed.
@@ -70,15 +71,18 @@ pub struct Assessment {
     pub ttft: Duration,
     /// The same as a high quantile: predictions are wrong, and wrong in one direction is worse.
     pub ttft_high: Duration,
-    /// Prompts admitted before that would be late because of it: miss their objective, or wait for too long.
+    /// Prompts admitted before that would be late because of it: miss their objective, or wait for
+    /// too long.
     pub broken: usize,
-    /// Sequences of the decode node whose time between tokens would exceed their objective because of it, by the high quantile.
+    /// Sequences of the decode node whose time between tokens would exceed their objective because
+    /// of it, by the high quantile.
     pub broken_sequences: usize,
     /// When it may look better.
     pub relief: Relief,
-    /// The decode node as it runs now; `None` where none is needed.
+    /// The decode node as it runs now; `None` if none is needed.
     pub decode_now: Option<DecodeLoad>,
-    /// When the prompt would be computed, every answer taking the same fixed number of times the mean.
+    /// When the prompt would be computed, every answer taking the same fixed number of times the
+    /// mean.
     pub decode_then: Option<DecodeLoad>,
     /// When the prompt would be computed, each answer going on with its probability.
     pub decode_expected: Option<DecodeLoad>,
@@ -90,7 +94,8 @@ impl Assessment {
         self.slo.after(self.waited)
     }
 
-    /// Predicted time to first token over what its objective leaves, or the wait for others over its longest one.
+    /// Predicted time to first token over what its objective leaves, or the wait for others over
+    /// its longest one.
     pub fn prefill_load(&self) -> f64 {
         let wait = self.max_wait.map_or(0.0, |limit| ratio(self.ahead, limit.saturating_sub(self.waited)));
         self.slo_left().ttft.map_or(0.0, |Ttft(limit)| ratio(self.ttft, limit)).max(wait)
@@ -117,7 +122,7 @@ impl Assessment {
         load.map_or(Ok(()), |load| load.check(self.slo))
     }
 
-    /// Nobody who was taken in misses an objective because of this one.
+    /// No admitted request misses an objective because of this one.
     fn check_admitted(&self) -> Result<(), Excess> {
         if self.broken > 0 {
             return Err(Excess::AdmittedTtft { requests: self.broken });
@@ -154,7 +159,7 @@ pub enum Excess {
         estimate: Ttft,
         /// What the request asked for.
         objective: Ttft,
-        /// What is left of that: less than all of it where the request waited to be taken in.
+        /// What is left of that: less than all of it if the request waited to be admitted.
         left: Ttft,
     },
     /// Time between tokens.
@@ -195,9 +200,10 @@ pub enum Excess {
         /// How many.
         requests: usize,
     },
-    /// More is asked for than the cluster can do, and this is not the part of it that gives most for its time.
+    /// Demand exceeds what the cluster can do, and this is not the part of it that gives most for
+    /// its time.
     #[error(
-        "the cluster is overloaded, and the prompt takes {compute:.3?} to compute where {affordable:.3?} can be afforded"
+        "the cluster is overloaded, and the prompt takes {compute:.3?} to compute, but {affordable:.3?} can be afforded"
     )]
     Work {
         /// What is not cached.
@@ -207,12 +213,13 @@ pub enum Excess {
     },
 }
 
-/// How long it has waited, where that is noticeable.
+/// How long it has waited, if that is noticeable.
 fn after(waited: Duration) -> String {
     if waited < Duration::from_millis(10) { String::new() } else { format!(" after {waited:.1?}") }
 }
 
-/// What is left of an objective, where it is noticeably less: checking a request takes some of it, too.
+/// What is left of an objective, if it is noticeably less: checking a request takes some of it,
+/// too.
 fn rest(Ttft(objective): Ttft, Ttft(left): Ttft) -> String {
     match left {
         _ if left >= objective.mul_f64(0.99) => String::new(),
@@ -250,8 +257,9 @@ pub trait AdmissionPolicy: fmt::Debug + Send {
     /// At its arrival.
     fn admit(&mut self, request: &Assessment) -> Result<(), Excess>;
 
-    /// Whether a request that is not taken in now may wait for things to change, and for how long until it is looked at again. `slo` is what its objective still leaves, `ttft` what serving it
-    /// would take of that.
+    /// Whether a request that is not taken in now may wait for things to change, and for how long
+    /// until it is looked at again. `slo` is what its objective still leaves, `ttft` what serving
+    /// it would take of that.
     fn hold(&self, _slo: Slo, _ttft: Duration, _excess: &Excess) -> Option<Duration> {
         None
     }
@@ -291,7 +299,8 @@ pub enum AdmissionKind {
     None,
     /// The larger of both at arrival.
     Early,
-    /// By quantiles, never at the cost of those admitted, and under overload what gives most for its time.
+    /// By quantiles, never at the cost of those admitted, and under overload what gives most for
+    /// its time.
     #[default]
     ValueDensity,
 }

@@ -1,4 +1,5 @@
-//! By quantiles, never at the cost of those admitted, and under overload what gives most for its time.
+//! By quantiles, never at the cost of those admitted, and under overload what gives most for its
+//! time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -15,18 +16,24 @@ const WINDOW: usize = 512;
 const MEMORY: Duration = Duration::from_secs(120);
 /// Fewer say nothing of the demand.
 const ENOUGH: usize = 64;
-/// How much longer than predicted a step is taken to be, where an objective of the time between tokens is at stake. The mean of the longest tenth of gaps is above the quantile
-/// that is predicted, and admission fills a decode node up to the limit: without a margin half of what it takes in is a few percent late (14 + 2 nodes at 3x: 50 % within objectives,
-/// 85 % with 1.05, 89 % with 1.15).
+/// Factor on the predicted step time if an objective of the time between tokens is at stake. The
+/// mean of the longest tenth of gaps is above the predicted quantile, and admission fills a decode
+/// node up to the limit. Without a margin half of what it admits is a few percent late (14 + 2
+/// nodes at 3x: 50 % within objectives, 85 % with 1.05, 89 % with 1.15).
 const TBT_MARGIN: f64 = 1.15;
-/// Share of the objective that a prompt waits and computes for, or of its longest wait that it waits, from which on the cluster counts as busy. Chosen on the first halves of
-/// Mooncake's traces: at 1 as many are served, and their first tokens come a third later.
+/// The cluster counts as busy from this share on: of the objective that a prompt waits and computes
+/// for, or of its longest wait. Chosen on the first halves of Mooncake's traces: at 1 as many are
+/// served, and their first tokens come a third later.
 const BUSY: f64 = 0.5;
-/// Share of its longest wait up to which a request without an objective is never refused for what it costs: a queue that is short is no overload.
+/// Up to this share of its longest wait a request without an objective is never refused for its
+/// cost: a short queue is no overload.
 const QUIET: f64 = BUSY / 3.0;
 
-/// Refuses what would be late by a high quantile of the prediction, what would make others late, and, where more work arrives than the prefill nodes can do, the requests that
-/// give least for a second of compute (one that is held counts each time that it is looked at: who waits is demand, too, also for the decode nodes): so long as the cluster is busy, a second spent on one request is taken from others (a fractional knapsack, filled in the order of value by weight).
+/// Refuses what would be late by a high quantile of the prediction, and what would make others
+/// late. If more work arrives than the prefill nodes can do, it also refuses the requests that give
+/// least for a second of compute. A request queued at admission counts as demand each time that it
+/// is looked at, also for the decode nodes. While the cluster is busy, a second spent on one
+/// request is taken from others (a fractional knapsack, filled in the order of value by weight).
 #[derive(Debug, Clone, Default)]
 pub struct ValueDensity {
     arrivals: VecDeque<Arrival>,
@@ -95,8 +102,10 @@ impl AdmissionPolicy for ValueDensity {
         (passes && ttft + HOLD < limit).then_some(HOLD)
     }
 
-    /// A sequence joins a batch between two steps: the gap after its first token is one to two steps, and where a step takes long, an answer of a few tokens misses its objective by that one
-    /// gap. A step later it is none to one, as in a player's jitter buffer; only where the objective of the time to first token leaves ten times as much.
+    /// A sequence joins a batch between two steps, so the gap after its first token is one to two
+    /// steps. If a step takes long, an answer of a few tokens misses its objective by that one gap.
+    /// A step later the gap is none to one, as in a player's jitter buffer. Only if the objective
+    /// of the time to first token leaves ten times as much.
     fn pace(&self, request: &Assessment) -> Duration {
         let (Some(Ttft(ttft)), Some(Tbt(tbt)), Some(load)) =
             (request.slo_left().ttft, request.slo.tbt, request.decode_expected)
@@ -138,7 +147,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// So many prompts that each take a second arrive in a second, at 8 nodes; how many of 100 longer ones of the same size are taken in then.
+    /// So many prompts that each take a second arrive in a second, at 8 nodes. How many of 100
+    /// longer ones of the same size are admitted then.
     fn taken(per_second: u32, priority: i32) -> usize {
         let (mut policy, start) = (ValueDensity::default(), assessment().now);
         let busy = |n: u32| Assessment { now: start + n * SECOND / per_second, ttft: 20 * SECOND, ..assessment() };
@@ -166,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_objective_a_short_queue_refuses_nobody() {
+    fn without_an_objective_a_short_queue_refuses_no_request() {
         let (mut policy, start) = (ValueDensity::default(), assessment().now);
         let busy = |n: u32| Assessment {
             now: start + n * SECOND / 100,
@@ -181,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_pass_is_held_while_the_objective_leaves_time() {
+    fn what_may_pass_is_queued_while_the_objective_leaves_time() {
         let policy = ValueDensity::default();
         let (slo, room) = (assessment().slo, Excess::KvBlocks { share: 1.1 });
         assert_eq!(policy.hold(slo, 10 * SECOND, &room), Some(HOLD));
@@ -204,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_token_is_kept_back_only_where_the_gap_after_it_would_be_too_long() {
+    fn the_first_token_is_kept_back_only_if_the_gap_after_it_would_be_too_long() {
         let policy = ValueDensity::default();
         let with = |tbt: Duration| {
             let load = Some(DecodeLoad { tbt, tbt_high: tbt, kv_share: 0.5, others: 3.0 });

@@ -1,7 +1,10 @@
-//! Prompts that a decode node computes itself: those short enough not to disturb its batch (conditional disaggregation), and all where no prefill node is left.
+//! Prompts that a decode node computes itself: those short enough not to disturb its batch
+//! (conditional disaggregation), and all if no prefill node is left.
 //!
-//! A chunk of a prompt goes into a step beside the batch. So the prompt takes its own compute and a step of the batch per chunk, and the batch's streams wait for the chunk's compute in each
-//! of these steps. The threshold follows from both: hardly longer to the first token than through a prefill node, and no stream there beyond its objective.
+//! A chunk of a prompt joins a step of the batch (mixed batch). So the prompt takes its own compute
+//! and a step of the batch per chunk, and the batch's streams wait for the chunk's compute in each
+//! of these steps. The threshold follows from both: hardly longer to the first token than through a
+//! prefill node, and no stream there beyond its objective.
 
 use std::time::Instant;
 
@@ -15,12 +18,13 @@ use crate::placement::{DecodeCandidate, PrefillPlan};
 
 /// Chunks of a prompt that count as short.
 const SHORT_CHUNKS: u32 = 4;
-/// Where a node does not say how long its chunks are.
+/// If a node does not say how long its chunks are.
 const CHUNK_TOKENS: u32 = 64;
-/// Seconds between tokens that a stream without an objective may take where a prompt is computed beside it.
+/// Seconds between tokens that a stream without an objective may take if a prompt's chunks share
+/// its steps.
 const UNDISTURBED: f64 = 0.1;
 
-/// Tokens of a prompt that a decode node takes into a step beside its batch.
+/// Tokens of a prompt that a decode node takes into a step of its batch.
 pub(super) fn chunk_beside_batch(node: &ClusterNode) -> u32 {
     match node.info().profile.chunk_tokens {
         0 => CHUNK_TOKENS,
@@ -33,7 +37,8 @@ pub(super) fn chunk_beside_batch(node: &ClusterNode) -> u32 {
 pub struct PromptAtDecode {
     /// When it would be computed; the steps of the batch that its chunks join are in `compute`.
     pub plan: PrefillPlan,
-    /// Seconds more that a step takes with nothing else in it: it reads all weights, for few tokens as for more. Other prompts may share it.
+    /// Seconds more that a step takes with nothing else in it: it reads all weights, for few tokens
+    /// as for more. Other prompts may share it.
     pub idle: f64,
     /// Whether a stream of the node would miss its objective by it, or the prompt is not short.
     pub disturbs: bool,
@@ -79,8 +84,9 @@ impl Cluster {
         PromptAtDecode { plan, idle: (shortest - compute).max(0.0), disturbs: breaks || chunks > SHORT_CHUNKS }
     }
 
-    /// Seconds of a step of a batch of so many sequences and tokens of KV, and whether a stream of the node would miss its objective by a step that takes so many `seconds` more for a part of a
-    /// prompt.
+    /// Seconds of a step of a batch of so many sequences and tokens of KV. Also whether a stream of
+    /// the node would miss its objective by a step that takes so many `seconds` more for a part of
+    /// a prompt.
     pub(super) fn step_beside(
         &self,
         node: &ClusterNode,
@@ -108,9 +114,10 @@ impl Cluster {
         if self.config.prompts_at_decode != PromptsAtDecode::Short || !asked.request.wants_decode {
             return pair;
         }
-        let pair_finish = pair.plan.finish() + pair.cut.map_or(0.0, |cut| cut.after);
+        let pair_finish = pair.plan.finish() + pair.partial.map_or(0.0, |partial| partial.after);
         let objective = asked.request.slo_left().ttft.map(|Ttft(limit)| limit.as_secs_f64());
-        // It may come later than through the pair by what a step idles, which takes its work off the prefill nodes, but not for that reason too late.
+        // It may come later than through the pair by what a step idles, which takes its work off
+        // the prefill nodes. It may not be too late for that reason.
         let before_pair = |(_, prompt): &(usize, PromptAtDecode)| {
             let is_in_time = objective.is_none_or(|limit| prompt.unshared().finish() <= limit.max(pair_finish));
             !prompt.disturbs && prompt.plan.finish() <= pair_finish && is_in_time
@@ -121,7 +128,7 @@ impl Cluster {
         }
     }
 
-    /// Where no prefill node is left.
+    /// If no prefill node is left.
     pub(super) fn only_at_decode(
         &self,
         now: Instant,
@@ -168,7 +175,7 @@ impl Cluster {
             plan,
             terms: self.terms(asked.request, plan.compute),
             broken: 0,
-            cut: None,
+            partial: None,
             fetches: false,
             decode: Some(decode).filter(|_| asked.request.wants_decode),
             ttft: duration(prompt.unshared().finish()),
@@ -232,8 +239,8 @@ mod tests {
             cluster.on_ended(now, key(0));
             assert!(place(&mut cluster, now, &one_token(30, prompt_tokens)).is_ok(), "what is charged is given back");
             cluster.on_node_left(now, &id("d0"), baton_types::Generation(1));
-            let nobody = place(&mut cluster, now, &one_token(31, prompt_tokens)).unwrap_err();
-            assert_eq!((nobody.kind, nobody.message.as_str()), (ErrorKind::Unavailable, "no prefill node is ready"));
+            let refused = place(&mut cluster, now, &one_token(31, prompt_tokens)).unwrap_err();
+            assert_eq!((refused.kind, refused.message.as_str()), (ErrorKind::Unavailable, "no prefill node is ready"));
         }
     }
 
@@ -249,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_prefill_node_a_decode_node_computes_prompts_where_that_is_wanted() {
+    fn without_a_prefill_node_a_decode_node_computes_prompts_if_that_is_wanted() {
         let now = Instant::now();
         let mut never = with_prompts_at_decode(now, PromptsAtDecode::Never, &[]);
         assert_eq!(
@@ -262,7 +269,8 @@ mod tests {
         assert_eq!(first.nodes().len(), 1, "{first:?}");
         let second = place(&mut cluster, now, &request(1, &[])).unwrap();
         assert_ne!(first.prefill, second.prefill, "the first one's prompt goes before");
-        // One token needs no decoding, but somebody has to compute the prompt, and has its blocks meanwhile.
+        // One token needs no decoding, but a node has to compute the prompt, and has its blocks
+        // meanwhile.
         let one = PlacementRequest { wants_decode: false, max_tokens: 1, ..request(2, &[]) };
         let charged = |cluster: &Cluster| -> (usize, usize) {
             let nodes = cluster.nodes().map(|node| (node.charges.blocks, node.charges.sequences()));
@@ -283,7 +291,7 @@ mod tests {
         let now = Instant::now();
         let mut cluster = with_prompts_at_decode(now, PromptsAtDecode::Short, &["p0"]);
         let short = |n| PlacementRequest { prompt_tokens: 32, ..request(n, &[]) };
-        assert!(place(&mut cluster, now, &short(0)).unwrap().is_at_decode(), "no push, and nobody is there");
+        assert!(place(&mut cluster, now, &short(0)).unwrap().is_at_decode(), "no push, and the node is idle");
         cluster.on_ended(now, key(0));
         // Five chunks of 64 tokens are not short.
         let long = PlacementRequest { prompt_tokens: 300, ..request(1, &[]) };
@@ -291,7 +299,8 @@ mod tests {
         // That one's queue is what the next would wait for at the prefill node.
         assert!(place(&mut cluster, now, &short(2)).unwrap().is_at_decode());
         cluster.on_ended(now, key(2));
-        // Streams whose objective leaves no time for a chunk: 11 ms for a step, 42 with 32 tokens of prompt in it.
+        // Streams whose objective leaves no time for a chunk: 11 ms for a step, 42 with 32 tokens
+        // of prompt in it.
         let tbt = Some(Tbt(Duration::from_millis(30)));
         let strict =
             |n, prompt_tokens| PlacementRequest { slo: Slo { ttft: None, tbt }, prompt_tokens, ..request(n, &[]) };

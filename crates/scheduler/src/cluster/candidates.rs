@@ -47,7 +47,8 @@ pub(super) struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// What it takes of this decode node. As the node counts: the last token's KV is never computed.
+    /// What it takes of this decode node. As the node counts: the last token's KV is never
+    /// computed.
     pub(super) fn needs(&self, node: &ClusterNode) -> Needs {
         Needs::of((self.request.prompt_tokens, self.request.max_tokens), self.output_tokens, node)
     }
@@ -93,8 +94,8 @@ impl Cluster {
         Matches { longest: (0..self.kv_class.len()).map(longest).collect(), ..matches }
     }
 
-    /// Nodes of a role that may be taken, ascending by name: those that are ready, or, where there are none and nobody stands in for them, those that missed
-    /// reports.
+    /// Nodes of a role that may be taken, ascending by name: those that are ready. If there are
+    /// none and no other role stands in for them, those that missed reports.
     fn usable(&self, role: NodeRole, exclude: &[NodeId]) -> Result<Vec<&ClusterNode>, Refusal> {
         let in_state = |state| -> Vec<_> {
             let nodes = self.nodes.of_role(role).filter(|node| node.state() == state);
@@ -108,7 +109,8 @@ impl Cluster {
         Ok(usable)
     }
 
-    /// Keeps those of the KV compatibility classes of these nodes, if there is one. Nodes that are gone are known for a while.
+    /// Keeps those of the KV compatibility classes of these nodes, if there is one. Nodes that are
+    /// gone are known for a while.
     fn prefer_alike(&self, nodes: &mut Vec<&ClusterNode>, others: &[NodeId]) {
         let role = nodes.first().map(|node| node.info().role);
         let others = others.iter().filter_map(|name| self.nodes.get(name));
@@ -146,7 +148,8 @@ impl Cluster {
         Ok(nodes.into_iter().map(|node| self.prefill_candidate(now, request, node, matches)).collect())
     }
 
-    /// Leaves out nodes that joined lately and have their share: an empty cache and an empty queue would attract everything at once.
+    /// Leaves out nodes that joined lately and have their share: an empty cache and an empty queue
+    /// would attract everything at once.
     fn warm(&self, now: Instant, nodes: &mut Vec<&ClusterNode>, load: impl Fn(&ClusterNode) -> usize) {
         let slow_start = self.config.slow_start;
         if self.joined.is_none_or(|joined| now.saturating_duration_since(joined) >= slow_start) {
@@ -201,7 +204,8 @@ impl Cluster {
         }
     }
 
-    /// Whether the node's state lets it take requests: it is ready, or missed reports where no other of its role is ready.
+    /// Whether the node's state lets it take requests: it is ready, or missed reports and no other
+    /// of its role is ready.
     fn is_usable(&self, node: &ClusterNode) -> bool {
         let any_ready = || self.nodes.of_role(node.info().role).any(ClusterNode::is_ready);
         node.is_ready() || node.state() == NodeState::Suspect && !any_ready()
@@ -259,7 +263,8 @@ impl Cluster {
         PrefillPlan { matched_tokens, transfer, compute, ahead, passed }
     }
 
-    /// The plan of the node that was chosen on these terms, and how many prompts that were admitted would miss their objective because of it.
+    /// The plan of the node that was chosen on these terms, and how many prompts that were admitted
+    /// would miss their objective because of it.
     pub(super) fn reordered(
         &self,
         now: Instant,
@@ -310,14 +315,16 @@ impl Cluster {
         let held = |node: &ClusterNode| if counts(node) { matches.of(node) } else { 0 };
         let mut candidates: Vec<_> =
             nodes.into_iter().map(|node| self.decode_candidate(asked, node, held(node))).collect();
-        // A refusal for the sake of those admitted is for where there is no other node.
+        // A refusal for the sake of admitted requests is for when there is no other node.
         if candidates.iter().any(|candidate| !candidate.breaks) {
             candidates.retain(|candidate| !candidate.breaks);
         }
         Ok(candidates)
     }
 
-    /// Keeps the nodes that have blocks and a slot for the request beside all that is charged; where none has, those with a slot: room is only guessed here, and sequences wait at their node where the guess was wrong.
+    /// Keeps the nodes that have blocks and a slot for the request beside all that is charged; if
+    /// none has, those with a slot. Room is only guessed here, and sequences wait at their node if
+    /// the guess was wrong.
     fn with_room(&self, now: Instant, asked: Asked<'_>, nodes: &mut Vec<&ClusterNode>) -> Result<(), Refusal> {
         let all = nodes.clone();
         let has_seat =
@@ -404,7 +411,8 @@ fn no_prefill_node<T>(now: Instant, tokens: u32, full: &[&ClusterNode]) -> Resul
     refuse(ErrorKind::Overloaded, message, Some(duration(soonest)))
 }
 
-/// Blocks that were not charged. Shared prefixes are charged to each request: what is promised here is there even if nothing is shared.
+/// Blocks that were not charged. Shared prefixes are charged to each request: what is promised here
+/// is there even if nothing is shared.
 fn free_blocks(node: &ClusterNode) -> usize {
     (node.info().layout.num_blocks as usize).saturating_sub(node.charges.blocks)
 }

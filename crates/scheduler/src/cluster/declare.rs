@@ -1,4 +1,5 @@
-//! What a conductor had placed before this one placed for all: taken into the books as it is declared.
+//! What a conductor had placed before this one placed for all: taken into the books as it is
+//! declared.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +11,9 @@ use crate::backlog::QueuedPrompt;
 use crate::ledger::{Charge, DecodeCharge, NodeStart};
 
 impl Cluster {
-    /// Charges what was placed elsewhere. What is charged under its key already is given back first. A start of a node that is not here is not charged: it is lost,
-    /// and the request's conductor knows or is about to.
+    /// Charges what was placed elsewhere. What is charged under its key already is given back
+    /// first. A start of a node that is not here is not charged: it is lost, and the request's
+    /// conductor knows or is about to.
     pub fn declare(&mut self, now: Instant, declared: &Declared) {
         let key = declared.key;
         self.on_ended(now, key);

@@ -22,7 +22,7 @@ pub struct Explanation {
     pub admission: &'static str,
     /// Every prefill node that is known, by name; of many, the best candidates.
     pub prefill: Vec<PrefillExplanation>,
-    /// The same of the decode nodes; none where one token is wanted.
+    /// The same of the decode nodes; none if one token is wanted.
     pub decode: Vec<DecodeExplanation>,
     /// How many prefill nodes beside those, by verdict.
     pub prefill_rest: Vec<(Verdict, usize)>,
@@ -41,11 +41,12 @@ pub struct PrefillExplanation {
     pub verdict: Verdict,
     /// Prompts placed there whose first token has not come.
     pub pending: usize,
-    /// With what it holds; none where it was left out.
+    /// With what it holds; none if it was left out.
     pub local: Option<PrefillPlan>,
     /// With the longest prefix that any node holds.
     pub fetch: Option<PrefillPlan>,
-    /// What it was compared by, the least winning, beside the decode node that was chosen; none where the policy compares nothing.
+    /// What it was compared by, the least winning, beside the decode node that was chosen; none if
+    /// the policy compares nothing.
     pub cost: Option<f64>,
 }
 
@@ -58,11 +59,12 @@ pub struct DecodeExplanation {
     pub verdict: Verdict,
     /// Sequences placed there.
     pub sequences: usize,
-    /// A step with everybody placed there and the newcomer, as a high quantile; none where it was left out.
+    /// A step with all sequences placed there and the newcomer, as a high quantile; none if it was
+    /// left out.
     pub tbt: Option<f64>,
     /// To push what it does not hold of the prompt.
     pub push: Option<f64>,
-    /// What it would be to compute the prompt there, too; none where decode nodes compute none.
+    /// What it would be to compute the prompt there, too; none if decode nodes compute none.
     pub prompt: Option<PromptAtDecode>,
 }
 
@@ -126,7 +128,7 @@ impl fmt::Display for LeftOut {
 /// Which nodes of a role are told one by one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Keep {
-    /// All, where there are no more than so many.
+    /// All, if there are no more than so many.
     up_to: usize,
     /// Of more, this many of the best candidates.
     best: usize,
@@ -149,7 +151,8 @@ pub(super) struct Rows {
 }
 
 impl Explanation {
-    /// How many prefill nodes there were of each verdict, those that are not told one by one included.
+    /// How many prefill nodes there were of each verdict, those that are not told one by one
+    /// included.
     pub fn prefill_verdicts(&self) -> Vec<(Verdict, usize)> {
         counts(self.prefill.iter().map(|row| (row.verdict, 1)).chain(self.prefill_rest.iter().copied()))
     }
@@ -172,7 +175,8 @@ fn counts(verdicts: impl Iterator<Item = (Verdict, usize)>) -> Vec<(Verdict, usi
 }
 
 impl Cluster {
-    /// What [`Cluster::place`] would decide now, with the same `rng`, and why. Nothing is charged, and no policy learns of it.
+    /// What [`Cluster::place`] would decide now, with the same `rng`, and why. Nothing is charged,
+    /// and no policy learns of it.
     pub fn explain(
         &mut self,
         now: Instant,
@@ -206,7 +210,8 @@ impl Cluster {
         }
     }
 
-    /// What became of the nodes, from the candidates that were compared. Those are in the order of the nodes.
+    /// What became of the nodes, from the candidates that were compared. Those are in the order of
+    /// the nodes.
     pub(super) fn rows(
         &self,
         now: Instant,
@@ -310,7 +315,8 @@ impl Cluster {
     }
 }
 
-/// Indices of the candidates with the least of something, the chosen one always among them, ascending.
+/// Indices of the candidates with the least of something, the chosen one always among them,
+/// ascending.
 fn best_of<C>(candidates: &[C], most: usize, chosen: Option<usize>, value: impl Fn(&C) -> f64) -> Vec<usize> {
     let rank = |(index, candidate): (usize, &C)| {
         let value = if Some(index) == chosen { f64::NEG_INFINITY } else { value(candidate) };

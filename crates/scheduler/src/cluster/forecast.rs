@@ -8,7 +8,8 @@ use crate::cost::duration;
 use crate::ledger::DecodeForecast;
 
 impl Cluster {
-    /// Seconds of a step of a batch on this node. More than the batch takes wait, and do not slow the step.
+    /// Seconds of a step of a batch on this node. More than the batch takes wait, and do not slow
+    /// the step.
     pub(super) fn step_seconds(&self, node: &ClusterNode, sequences: f64, kv_tokens: f64) -> f64 {
         let cost = &self.costs[node.class].1.decode;
         let share = match f64::from(node.info().profile.max_running) {
@@ -24,7 +25,8 @@ impl Cluster {
         self.step_seconds(node, sequences, kv_tokens) * (1.0 + spread)
     }
 
-    /// How long an answer takes on this node as it is charged now: the mean number of tokens, a step each.
+    /// How long an answer takes on this node as it is charged now: the mean number of tokens, a
+    /// step each.
     pub(super) fn answer_time(&self, node: &ClusterNode) -> Duration {
         duration(self.step_as_charged(node).as_secs_f64() * self.output_lengths.mean(u32::MAX))
     }
@@ -52,12 +54,13 @@ impl Cluster {
         node.charges.next_end(now, self.step_as_charged(node), &self.output_lengths)
     }
 
-    /// A step of everybody placed there.
+    /// A step of all sequences placed there.
     fn step_as_charged(&self, node: &ClusterNode) -> Duration {
         duration(self.step_seconds(node, node.charges.sequences() as f64, node.charges.kv_tokens as f64))
     }
 
-    /// Sequences that would miss their time between tokens for the newcomer's sake, as it will be at the later of two times.
+    /// Sequences that would miss their time between tokens for the newcomer's sake, as it will be
+    /// at the later of two times.
     pub(super) fn broken_sequences(
         &self,
         (now, then): (Instant, Instant),
@@ -70,7 +73,8 @@ impl Cluster {
         node.charges.broken_sequences((now, then), steps, self.step_as_charged(node), &self.output_lengths)
     }
 
-    /// Expected sequences of a node at a later time, each answer going on with the probability that the lengths so far give it.
+    /// Expected sequences of a node at a later time, each answer going on with the probability that
+    /// the lengths so far give it.
     pub(super) fn expected_at(&self, now: Instant, then: Instant, node: &ClusterNode) -> DecodeForecast {
         node.charges.expected_at(now, then, self.step_as_charged(node), &self.output_lengths)
     }
@@ -99,7 +103,7 @@ mod tests {
         }
         let slo = Slo { ttft: Some(Ttft(500 * MS)), tbt: None };
         let strict = |n| PlacementRequest { slo, ..request(n, &[]) };
-        // Who is alone at its nodes waits for nobody.
+        // A request that is alone at its nodes waits for none.
         place(&mut cluster, now, &strict(100)).unwrap();
         place(&mut cluster, now, &strict(101)).unwrap();
         let refusal = place(&mut cluster, now, &strict(102)).unwrap_err();

@@ -1,8 +1,10 @@
-//! Who can give a node the prefix that it lacks.
+//! Which node can give another one the prefix that it lacks.
 //!
-//! Only what a node of the same KV compatibility class computed is what the reader would compute. And a holder whose fetches fail is left alone for a while, longer with each failure: by the
-//! reader that it failed, since the fault may be the reader's or lie between the two, and by everybody once it has failed two readers, since a node that stands still would
-//! otherwise hold up each of them once.
+//! Only what a node of the same KV compatibility class computed is what the reader would compute. A
+//! holder whose fetches fail is left alone for a while, longer with each failure. First by the
+//! reader that it failed, since the fault may be the reader's or lie between the two. Once it has
+//! failed two readers, by all of them: a node that stands still would otherwise hold up each of
+//! them once.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +20,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 /// Pairs of nodes that are remembered.
 const MOST_PAIRS: usize = 256;
-/// Readers that a holder has failed before nobody asks it.
+/// Readers that a holder has failed before no node asks it.
 const FAILED_READERS: usize = 2;
 
 /// Pairs of holder and reader whose fetches failed.
@@ -28,13 +30,14 @@ pub(super) fn no_pauses() -> HolderPauses {
     Backoff::new(FIRST_PAUSE, LONGEST_PAUSE, MOST_PAIRS)
 }
 
-/// Whether a failure says that the holder, or the way to it, is not well. That it has lost the blocks, or serves as many readers as it may, it says at once and for good reason.
+/// Whether a failure says that the holder, or the way to it, is not well. That it has lost the
+/// blocks, or serves as many readers as it may, it says at once and for good reason.
 fn is_fault(kind: ErrorKind) -> bool {
     !matches!(kind, ErrorKind::NotFound | ErrorKind::Overloaded | ErrorKind::Cancelled | ErrorKind::Invalid)
 }
 
 impl Cluster {
-    /// A node has read what another one held, or could not.
+    /// A node has read what another one had cached, or could not.
     pub fn on_fetched(&mut self, now: Instant, holder: &NodeId, reader: &NodeId, report: &FetchReport) {
         let pair = (holder.clone(), reader.clone());
         match &report.failure {
@@ -61,7 +64,8 @@ impl Cluster {
         is_own || readers >= FAILED_READERS
     }
 
-    /// The node that `reader` would fetch a prefix from, and how many blocks that holds, where it is more than `own`.
+    /// The node that `reader` would fetch a prefix from, and how many blocks that holds, if it is
+    /// more than `own`.
     pub(super) fn holder_for<'a>(
         &'a self,
         now: Instant,
@@ -78,7 +82,8 @@ impl Cluster {
         other.map(|(node, blocks)| (&node.info().node, blocks))
     }
 
-    /// Of the nodes of a class that hold most and can send it, the one that sends least now: a hot prefix has many holders.
+    /// Of the nodes of a class that hold most and can send it, the one that sends least now: a hot
+    /// prefix has many holders.
     pub(super) fn longest_holder(
         &self,
         matches: &Matches,
@@ -98,7 +103,8 @@ impl Cluster {
         longest
     }
 
-    /// Whether what a decode node holds of a prompt need not be pushed to it: a prefill node of its class may compute the prompt.
+    /// Whether what a decode node holds of a prompt need not be pushed to it: a prefill node of its
+    /// class may compute the prompt.
     pub(super) fn holds_for_prefill(&self) -> impl Fn(&ClusterNode) -> bool + use<> {
         let computing: Option<Vec<usize>> = (self.kv_class.len() > 1).then(|| {
             let mut classes: Vec<_> = self.nodes.of_role(NodeRole::Prefill).map(|node| node.kv_class).collect();
@@ -131,7 +137,8 @@ mod tests {
         (0..10).map(|n| BlockHash([n; 16])).collect()
     }
 
-    /// Two prefill nodes that hold nothing, and three decode nodes, of which each next one holds a block less; `d0` computes differently.
+    /// Two prefill nodes that hold nothing, and three decode nodes, of which each next one holds a
+    /// block less; `d0` computes differently.
     fn cluster(now: Instant) -> Cluster {
         let config = ClusterConfig {
             slow_start: Duration::ZERO,
@@ -167,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_class_computed_is_not_held() {
+    fn what_another_class_computed_does_not_count_as_cached() {
         let now = Instant::now();
         let mut cluster = cluster(now);
         assert_eq!(holders(&cluster, now), named(["d1", "d1"]));
@@ -180,8 +187,8 @@ mod tests {
         let candidates = cluster.decode_candidates(now, cluster.asked(&asked), &matches).unwrap();
         let push: Vec<_> = candidates.iter().map(|candidate| candidate.push).collect();
         assert!(push[0] > push[2] && push[2] > push[1], "{push:?}");
-        let nobody = NodeInfo { kv_class: "third".to_owned(), ..info("p2", NodeRole::Prefill, 1) };
-        cluster.on_node_joined(now, nobody);
+        let third = NodeInfo { kv_class: "third".to_owned(), ..info("p2", NodeRole::Prefill, 1) };
+        cluster.on_node_joined(now, third);
         assert_eq!(cluster.holder_for(now, &matches, cluster.node(&id("p2")).unwrap(), 0), None);
         let other = NodeInfo { kv_class: "other".to_owned(), ..info("p3", NodeRole::Prefill, 1) };
         cluster.on_node_joined(now, other);
@@ -235,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_that_failed_two_readers_is_asked_by_nobody() {
+    fn a_holder_that_failed_two_readers_is_asked_by_no_node() {
         let now = Instant::now();
         let mut cluster = cluster(now);
         cluster.on_node_joined(now, info("p2", NodeRole::Prefill, 1));

@@ -9,7 +9,7 @@ use super::{Cluster, ClusterNode};
 use crate::ledger::{Charge, DecodeCharge, NodeStart};
 use crate::placement::PrefixFetch;
 
-/// Blocks of its output that a sequence should find room for where it goes.
+/// Blocks of its output that a sequence should find room for at its new node.
 const GROWTH_BLOCKS: usize = 4;
 
 /// Another decode node for a sequence.
@@ -17,13 +17,15 @@ const GROWTH_BLOCKS: usize = 4;
 pub struct Migrate {
     /// Where it goes on.
     pub to: NodeId,
-    /// Where it is, and what of it can be brought from there.
+    /// Where it is, and what of it can be fetched from there.
     pub fetch: PrefixFetch,
 }
 
 impl Cluster {
-    /// The decode node with the most room, by its last report, for a sequence of `tokens` tokens so far that decodes under `key`: another one than it is on, of the same arithmetic. It is charged
-    /// there as `moved`, beside what it is charged where it is, and the caller ends one of the two. `None` where no node but those in `exclude` has room now.
+    /// The decode node with the most room, by its last report, for a sequence of `tokens` tokens so
+    /// far that decodes under `key`. It is another node than its own, of the same KV compatibility
+    /// class. The sequence is charged there as `migrated`, beside its charge at its own node, and
+    /// the caller ends one of the two. `None` if no node but those in `exclude` has room now.
     pub fn place_migration(
         &mut self,
         now: Instant,
@@ -47,8 +49,9 @@ impl Cluster {
         Some(Migrate { to: start.0, fetch })
     }
 
-    /// Another decode node, the one with the most room, by its last report, for a request whose own refused it a grant. It is charged there from now on, and no more where it was. `None` where no
-    /// node has room now: it stays where it is.
+    /// Another decode node for a request whose own refused it a grant: the one with the most room,
+    /// by its last report. It is charged there from now on, and no more at its former node. `None`
+    /// if no node has room now: it stays at its node.
     pub fn reselect(&mut self, now: Instant, key: RequestKey) -> Option<NodeId> {
         let (from, charge) = self.charges.get(&key)?.decode.clone()?;
         let to = self.roomiest_other(&from.0, &charge, charge.prompt_tokens, |_| true)?.info().node.clone();
@@ -71,7 +74,8 @@ impl Cluster {
         Some(kept.max_by_key(|(spare, _)| *spare)?.1)
     }
 
-    /// Whether the node's steps with the sequence keep to its objective, and to those of the ones that are there.
+    /// Whether the node's steps with the sequence keep to its objective, and to those of the ones
+    /// that are there.
     fn keeps_paces(&self, node: &ClusterNode, charge: &DecodeCharge, tokens: u32) -> bool {
         let (sequences, kv_tokens) = (node.charges.sequences() as f64, node.charges.kv_tokens as f64);
         let without = self.high_step_seconds(node, sequences, kv_tokens);
@@ -104,7 +108,8 @@ impl Cluster {
     }
 }
 
-/// Blocks that are left at a node once it has the sequence and room for it to grow; `None` where it has no room, or no slot: whoever moves does not wait there.
+/// Blocks that are left at a node once it has the sequence and room for it to grow. `None` if it
+/// has no room, or no slot: a migrated sequence does not wait there.
 fn spare_blocks(node: &ClusterNode, charge: &DecodeCharge, tokens: u32) -> Option<usize> {
     let (load, layout, profile) = (node.load(), &node.info().layout, &node.info().profile);
     let total = charge.prompt_tokens.saturating_add(charge.max_tokens).min(node.info().context_length) as usize;
@@ -154,13 +159,13 @@ mod tests {
         assert_eq!(
             cluster.place_migration(now, (key(1), migrated(1)), 170, &[]),
             None,
-            "nobody said that it takes any"
+            "no node said that it takes any"
         );
         let now = now + MS;
         cluster.on_load(now, &from, report(0));
         cluster.on_load(now, &others[0], report(50));
         cluster.on_load(now, &others[1], report(40));
-        assert_eq!(cluster.place_migration(now, (key(9), migrated(9)), 170, &[]), None, "nobody knows it");
+        assert_eq!(cluster.place_migration(now, (key(9), migrated(9)), 170, &[]), None, "it is unknown");
         let first = cluster.place_migration(now, (key(1), migrated(1)), 170, &[]).unwrap();
         assert_eq!((&first.to, &first.fetch.from), (&others[1], &from));
         assert_eq!((first.fetch.tokens, first.fetch.bytes), (160, 10 * 4 * 2 * 16 * 8 * 2));
@@ -192,7 +197,7 @@ mod tests {
         let mut cluster = cluster(now, PlacementKind::CacheAware);
         let from = place(&mut cluster, now, &request(1, &[])).unwrap().decode.unwrap();
         let other = if from == id("d0") { id("d1") } else { id("d0") };
-        assert_eq!(cluster.reselect(now, key(1)), None, "nobody said that it takes any");
+        assert_eq!(cluster.reselect(now, key(1)), None, "no node said that it takes any");
         cluster.on_load(now + MS, &other, report(95));
         assert_eq!(cluster.reselect(now + MS, key(1)), None, "no room there either");
         cluster.on_load(now + MS, &other, report(0));
@@ -207,7 +212,7 @@ mod tests {
         assert!(charged == 1 && blocks > 0, "no report knows of it yet");
         cluster.on_ended(now + 2 * MS, key(1));
         assert!(cluster.nodes().all(|node| node.charges.is_zero()) && cluster.placed() == 0);
-        assert_eq!(cluster.reselect(now, key(1)), None, "nobody knows it any more");
+        assert_eq!(cluster.reselect(now, key(1)), None, "it is unknown by now");
     }
 
     #[test]

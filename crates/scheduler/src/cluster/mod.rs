@@ -1,6 +1,7 @@
 //! The conductor's picture of the cluster: who is here, what they hold, what they were charged.
 //!
-//! **Invariant**: what a request was charged is given back exactly once, to the very start of the node that was charged.
+//! **Invariant**: what a request was charged is given back exactly once, to the very start of the
+//! node that was charged.
 
 mod at_decode;
 mod candidates;
@@ -11,11 +12,11 @@ mod holders;
 mod migration;
 mod node;
 mod outlook;
+mod partial_prefill;
 mod place;
 mod replicate;
 mod request;
 mod table;
-mod tail;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -45,36 +46,44 @@ pub use replicate::{PrefixDemand, Replication, ReplicationOrder};
 /// Bounds and settings of a [`Cluster`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClusterConfig {
-    /// Whether prefixes may be brought from node to node, where the placement policy wants to.
+    /// Whether prefixes may be fetched from node to node, if the placement policy wants to.
     pub fetches: bool,
-    /// Most prefill nodes that a prefix is copied to, those that have it anyway included; 0 or 1: none is copied but by fetches.
+    /// Most prefill nodes that a hot prefix is replicated to, its holders included. 0 or 1: no
+    /// replication, only fetches.
     pub replicas: usize,
     /// Longest that a prompt is put off for others in a prefill node's queue.
     pub max_overtaken: Duration,
     /// Longest that it waits there for room.
     pub queue_timeout: Duration,
-    /// Refuses requests that would wait longer than this for others, or make those who were taken in wait longer, by estimate; what they take themselves does not count, so that one that is
-    /// alone is taken in whatever it takes. Placement plans with it as with an objective. Admission policies that take everything do not look at it.
+    /// Refuses requests that would wait longer than this for others, or make admitted ones wait
+    /// longer, by estimate. What they take themselves does not count, so a request that is alone is
+    /// admitted whatever it takes. Placement plans with it as with an objective. Admission policies
+    /// that take everything do not look at it.
     pub max_wait: Option<Duration>,
     /// Most requests that wait in the admission queue at once.
-    pub max_held: usize,
+    pub max_queued: usize,
     /// Whether decode nodes compute prompts.
     pub prompts_at_decode: PromptsAtDecode,
-    /// Whether decode nodes compute the tails of long prompts behind the prefill nodes that compute what comes before.
+    /// Whether decode nodes compute the last part of long prompts (partial prefill) behind the
+    /// prefill nodes that compute what comes before.
     pub takes_partial_prefills: bool,
-    /// High quantile of the predictions: of the time to first token for [`AdmissionKind::ValueDensity`], of the steps for it and for the choice of the decode node.
+    /// High quantile of the predictions: of the time to first token for
+    /// [`AdmissionKind::ValueDensity`], and of the steps. The latter is for it and for the choice
+    /// of the decode node.
     pub admission_quantile: f64,
-    /// [`Assessment::decode_then`](crate::Assessment::decode_then) takes an answer to go on for this many times the mean time of answers.
+    /// [`Assessment::decode_then`](crate::Assessment::decode_then) takes an answer to go on for
+    /// this many times the mean time of answers.
     pub answer_factor: f64,
     /// A node that joined takes its full share of the load after this long.
     pub slow_start: Duration,
     /// A node's own load report does not know yet what was placed this shortly before it.
     pub report_delay: Duration,
-    /// A node that has not reported for this long takes requests only where no other can.
+    /// A node that has not reported for this long takes requests only if no other can.
     pub suspect_after: Duration,
     /// Bytes per second from node to node, until it is measured.
     pub bandwidth: f64,
-    /// What a node that has not reported for this long holds is forgotten: it is asked for a snapshot when it reports again.
+    /// What a node that has not reported for this long holds is forgotten: it is asked for a
+    /// snapshot when it reports again.
     pub index_ttl: Duration,
     /// Blocks of one node in the prefix index.
     pub max_index_entries_per_node: usize,
@@ -89,7 +98,8 @@ pub enum PromptsAtDecode {
     Never,
     /// All, if no prefill node takes requests.
     Fallback,
-    /// Those too that are so short that they are answered as soon, and disturb nobody (conditional disaggregation).
+    /// Those too that are so short that they are answered as soon, and disturb no stream
+    /// (conditional disaggregation).
     #[default]
     Short,
 }
@@ -126,7 +136,7 @@ impl Default for ClusterConfig {
             max_overtaken: QueueTerms::MAX_OVERTAKEN,
             queue_timeout: QueueTerms::TIMEOUT,
             max_wait: Some(MAX_WAIT),
-            max_held: 512,
+            max_queued: 512,
             prompts_at_decode: PromptsAtDecode::default(),
             takes_partial_prefills: true,
             admission_quantile: 0.9,
@@ -164,7 +174,8 @@ impl Default for Policies {
     }
 }
 
-/// The conductor's picture of the cluster: membership, prefix index, cost models and the ledger of charges. Placement is [`Cluster::place`].
+/// The conductor's picture of the cluster: membership, prefix index, cost models and the ledger of
+/// charges. Placement is [`Cluster::place`].
 #[derive(Debug)]
 pub struct Cluster {
     config: ClusterConfig,
@@ -190,7 +201,7 @@ pub struct Cluster {
     held: BTreeSet<RequestKey>,
 }
 
-/// [`ClusterConfig::max_wait`] where nobody says otherwise.
+/// [`ClusterConfig::max_wait`] if not set otherwise.
 const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Shortest time between two looks at who reports.
 const TICK: Duration = Duration::from_millis(100);
@@ -253,7 +264,8 @@ impl Cluster {
         keys.into_iter().for_each(|key| self.on_ended(now, key));
     }
 
-    /// Who holds which blocks. Events may be applied to it, and chains looked up, while this cluster is in use elsewhere.
+    /// Who holds which blocks. Events may be applied to it, and chains looked up, while this
+    /// cluster is in use elsewhere.
     pub fn index(&self) -> Arc<PrefixIndex> {
         Arc::clone(&self.index)
     }
@@ -263,13 +275,14 @@ impl Cluster {
         self.admission.name()
     }
 
-    /// Whether a request could be served now: a decode node is ready, and a prefill node is or is not needed. Nodes that missed reports are a last
-    /// resort for requests that come all the same.
+    /// Whether a request could be served now: a decode node is ready, and a prefill node is or is
+    /// not needed. Nodes that missed reports are a last resort for requests that come all the same.
     pub fn is_ready(&self) -> bool {
         self.has_nodes(ClusterNode::is_ready)
     }
 
-    /// Whether the nodes that a request needs are heard of: those that are silent or gone are not. Some may drain.
+    /// Whether the nodes that a request needs are heard of: those that are silent or gone are not.
+    /// Some may drain.
     pub fn reaches_nodes(&self) -> bool {
         self.has_nodes(|node| matches!(node.state(), NodeState::Ready | NodeState::Draining))
     }
@@ -285,8 +298,8 @@ impl Cluster {
         self.charges.len()
     }
 
-    /// How the nodes hash the blocks of prompts, and the tokens of a block; `None` while no node says how. Hashing is for the caller, who does not hold
-    /// the cluster for that.
+    /// How the nodes hash the blocks of prompts, and the tokens of a block; `None` while no node
+    /// says how. Hashing is for the caller, who does not hold the cluster for that.
     pub fn block_hasher(&self, salt: &[u8]) -> Option<(BlockHasher, u32)> {
         let layout = &self.nodes.values().find(|node| !node.state().is_gone())?.info().layout;
         Some((BlockHasher::new(layout.fingerprint(), salt), layout.block_tokens))
@@ -316,7 +329,7 @@ impl Cluster {
         self.nodes.insert(ClusterNode::new(now, info, (class, kv_class), speed, slot));
     }
 
-    /// Index of the node's class, which is seeded with its profile where it is the first of it.
+    /// Index of the node's class, which is seeded with its profile if it is the first of it.
     fn class_of(&mut self, info: &NodeInfo) -> usize {
         let class = cost_class(info);
         let known = self.costs.iter().position(|(other, _)| *other == class);
@@ -326,12 +339,14 @@ impl Cluster {
         })
     }
 
-    /// A node is lost. What it held and was charged is forgotten; the requests on it are their owners' to end.
+    /// A node is lost. What it had cached and was charged is forgotten; the requests on it are
+    /// their owners' to end.
     pub fn on_node_left(&mut self, now: Instant, node: &NodeId, generation: Generation) {
         self.leave(now, node, generation, NodeState::Lost);
     }
 
-    /// A node ended its session itself: after a drain that is its goodbye, and lost otherwise. Says which; the rest is as in [`Cluster::on_node_left`].
+    /// A node ended its session itself: after a drain that is its goodbye, and lost otherwise. Says
+    /// which; the rest is as in [`Cluster::on_node_left`].
     pub fn on_node_goodbye(&mut self, now: Instant, node: &NodeId, generation: Generation) -> NodeState {
         let node_left = self.nodes.get(node).filter(|node| node.info().generation == generation);
         let drained = node_left.is_some_and(|node| node.state() == NodeState::Draining);
@@ -346,7 +361,8 @@ impl Cluster {
         self.index.remove_node(node);
         self.transfers.forget(node);
         self.pauses.retain(|(holder, reader)| holder != node && reader != node);
-        // The node may come back as the same start (its session broke, not the process): what was forgotten must not be given back to it then.
+        // The node may come back as the same start, if its session broke and not the process. What
+        // was forgotten must not be given back to it then.
         let gone = (node.clone(), generation);
         self.end_replications_of(&gone);
         for charge in self.charges.values_mut() {
@@ -391,7 +407,8 @@ impl Cluster {
         node.on_load(now, load);
     }
 
-    /// A node says nothing at all: it is suspected before its reports are missed. Tells whether others can do its work.
+    /// A node says nothing at all: it is suspected before its reports are missed. Tells whether
+    /// others can do its work.
     pub fn on_node_silent(&mut self, node: &NodeId) -> bool {
         let Some(silent) = self.nodes.get_mut(node) else { return false };
         silent.on_suspect();
@@ -399,7 +416,8 @@ impl Cluster {
         self.nodes.of_role(role).any(ClusterNode::is_ready) || self.stands_in(role)
     }
 
-    /// Time has passed: nodes that do not report are suspected. Looks at most every tenth of a second.
+    /// Time has passed: nodes that do not report are suspected. Looks at most every tenth of a
+    /// second.
     pub fn on_tick(&mut self, now: Instant) {
         if self.ticked.is_some_and(|ticked| now.saturating_duration_since(ticked) < TICK) {
             return;
@@ -420,7 +438,8 @@ impl Cluster {
         }
     }
 
-    /// Changes of a node's prefix cache, or (`snapshot`) all of it, as in [`baton_kv_cache::KvEventBatch`].
+    /// Changes of a node's prefix cache, or (`snapshot`) all of it, as in
+    /// [`baton_kv_cache::KvEventBatch`].
     pub fn on_kv_events(
         &self,
         node: &NodeId,
@@ -432,9 +451,11 @@ impl Cluster {
         self.index.on_events(node, generation, sequence, snapshot, events)
     }
 
-    /// A node's step took `seconds`: rows and attended tokens as in [`crate::StepPlan::rows`] and [`crate::StepPlan::attended_tokens`].
+    /// A node's step took `seconds`: rows and attended tokens as in [`crate::StepPlan::rows`] and
+    /// [`crate::StepPlan::attended_tokens`].
     pub fn on_step(&mut self, now: Instant, node: &NodeId, rows: u32, attended_tokens: u64, seconds: f64) {
-        // A step that took a prompt's tail through some layers, and nothing else, says nothing of one with a batch.
+        // A step that took a partial prefill through some layers, and nothing else, says nothing of
+        // one with a batch.
         if rows == 0 {
             return;
         }
@@ -450,13 +471,14 @@ impl Cluster {
         }
     }
 
-    /// A decode node would take `seconds` for a tail of so many rows, as far as some of its layers tell.
+    /// A decode node would take `seconds` for a partial prefill of so many rows, as far as some of
+    /// its layers tell.
     pub fn on_slice(&mut self, node: &NodeId, rows: u32, attended_tokens: u64, seconds: f64) {
         let Some(node) = self.nodes.get(node) else { return };
         self.costs[node.class].1.on_slice(node.speed, rows, attended_tokens, seconds);
     }
 
-    /// The request's prefix was brought to its prefill node, or will not be.
+    /// The request's prefix was fetched by its prefill node, or will not be.
     pub fn on_fetch_done(&mut self, key: RequestKey) {
         let Some((from, bytes)) = self.charges.get_mut(&key).and_then(|charge| charge.fetch.take()) else { return };
         self.transfers.end(&from.0, bytes);
@@ -497,7 +519,8 @@ impl Cluster {
         self.on_ended(now, key);
     }
 
-    /// The attempt is over, one way or the other: everything that it was charged is given back. Unknown ones are ignored.
+    /// The attempt is over, one way or the other: everything that it was charged is given back.
+    /// Unknown ones are ignored.
     pub fn on_ended(&mut self, now: Instant, key: RequestKey) {
         self.held.remove(&key);
         self.on_fetch_done(key);

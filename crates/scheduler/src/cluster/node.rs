@@ -14,13 +14,13 @@ use crate::ledger::NodeCharges;
 pub enum NodeState {
     /// It can.
     Ready,
-    /// It missed reports: only where no other node can.
+    /// It missed reports: only if no other node can.
     Suspect,
     /// It finishes what it has.
     Draining,
     /// It finished what it had, and left.
     Drained,
-    /// It is gone, and nobody expected that.
+    /// It is gone unexpectedly.
     Lost,
 }
 
@@ -57,7 +57,7 @@ pub struct ClusterNode {
     pub(super) kv_class: usize,
     pub(super) speed: SpeedFactor,
     pub(super) last_steps: LastSteps,
-    /// In the prefix index; none where that is full.
+    /// In the prefix index; none if that is full.
     pub(super) slot: Option<NodeSlot>,
     /// Whether what it holds was forgotten since its last report.
     pub(super) is_expired: bool,
@@ -136,7 +136,8 @@ impl ClusterNode {
         if self.state.is_gone() {
             return;
         }
-        // From its own word on, its reports say it all: another conductor may have it take requests again.
+        // From its own word on, its reports say it all: another conductor may have it take requests
+        // again.
         let ordered = std::mem::take(&mut self.drain_ordered);
         self.drain_ordered = ordered && !load.draining;
         self.state = match (load.draining || ordered, load.stalled) {

@@ -14,9 +14,11 @@ pub struct NodeOutlook {
     pub queue: Duration,
     /// Sequences placed there, those whose prompt is being computed included.
     pub sequences: usize,
-    /// Time between tokens of those that decode, as a high quantile of the steps; none where none does.
+    /// Time between tokens of those that decode, as a high quantile of the steps; none if none
+    /// does.
     pub tbt: Option<Duration>,
-    /// Rows per second of the last steps: prompt tokens of a prefill node, tokens of a decode node. None before the first step.
+    /// Rows per second of the last steps: prompt tokens of a prefill node, tokens of a decode node.
+    /// None before the first step.
     pub rows_per_second: Option<f64>,
     /// Mean of the last steps.
     pub step: Option<Duration>,

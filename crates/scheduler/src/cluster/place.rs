@@ -6,7 +6,7 @@ use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, RequestKey, Slo, Tbt,
 
 use super::candidates::{Asked, Matches, Needs};
 use super::explain::{Explanation, Keep, Rows};
-use super::tail::Cut;
+use super::partial_prefill::PartialPrefill;
 use super::{Cluster, ClusterNode, PromptsAtDecode};
 use crate::admission::{AdmissionPolicy, Assessment, DecodeLoad, Excess, Relief};
 use crate::backlog::QueuedPrompt;
@@ -17,7 +17,8 @@ use crate::placement::{
     estimated_ttft,
 };
 
-/// What a client is told to wait where nothing better is known: nodes register and report about this often.
+/// What a client is told to wait if nothing better is known: nodes register and report about this
+/// often.
 pub(super) const RETRY_UNAVAILABLE: Duration = Duration::from_secs(1);
 /// Shortest and longest hint to a client.
 const RETRY_RANGE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
@@ -37,9 +38,9 @@ fn refusal_of(excess: &Excess, relief: Relief) -> Refusal {
 
 /// A choice, and what is predicted for it.
 pub(super) struct Chosen {
-    /// Of the prefill candidates; `None` where a decode node computes the prompt.
+    /// Of the prefill candidates; `None` if a decode node computes the prompt.
     pub(super) prefill_index: Option<usize>,
-    /// Of the decode candidates; `None` where none is needed.
+    /// Of the decode candidates; `None` if none is needed.
     pub(super) decode_index: Option<usize>,
     pub(super) prefill: NodeId,
     /// Tokens of the prompt that the prefill node holds.
@@ -48,8 +49,8 @@ pub(super) struct Chosen {
     pub(super) terms: QueueTerms,
     /// Prompts that were admitted and would miss their objective because of it.
     pub(super) broken: usize,
-    /// Where the decode node computes the tail.
-    pub(super) cut: Option<Cut>,
+    /// If the decode node computes the last part (partial prefill).
+    pub(super) partial: Option<PartialPrefill>,
     pub(super) fetches: bool,
     pub(super) decode: Option<ChosenDecode>,
     pub(super) ttft: Duration,
@@ -89,14 +90,15 @@ pub(super) fn placement_of(chosen: Chosen, fetch: Option<PrefixFetch>, pace: Dur
         matched_tokens: chosen.plan.matched_tokens,
         terms: chosen.terms,
         prefill: chosen.prefill,
-        partial_prefill_tokens: chosen.cut.map_or(0, |cut| cut.partial_prefill_tokens),
+        partial_prefill_tokens: chosen.partial.map_or(0, |partial| partial.partial_prefill_tokens),
         decode: chosen.decode.map(|decode| decode.node),
         fetch,
     }
 }
 
 impl Cluster {
-    /// Chooses the nodes for a request and charges them at once. `rng` decides ties. A request that is charged already is given back its charge first.
+    /// Chooses the nodes for a request and charges them at once. `rng` decides ties. A request that
+    /// is charged already is given back its charge first.
     pub fn place(
         &mut self,
         now: Instant,
@@ -106,7 +108,8 @@ impl Cluster {
         self.decide(now, request, None, rng).0
     }
 
-    /// The same, with the grounds of what was decided: the candidates are those that it was decided by. Of many nodes the best are told, and the others counted.
+    /// The same, with the grounds of what was decided: the candidates are those that it was decided
+    /// by. Of many nodes the best are told, and the others counted.
     pub fn place_explained(
         &mut self,
         now: Instant,
@@ -148,7 +151,8 @@ impl Cluster {
         self.ttft_residuals.quantile(self.config.admission_quantile)
     }
 
-    /// Compares the candidates and chooses from them. What is said of the nodes is for those who asked what to keep.
+    /// Compares the candidates and chooses from them. What is said of the nodes is for those who
+    /// asked what to keep.
     pub(super) fn look(
         &self,
         now: Instant,
@@ -161,7 +165,8 @@ impl Cluster {
         let request = asked.request;
         let prefill = self.prefill_candidates(now, request, matches);
         let alone = self.decode_nodes_are_alone(&prefill);
-        // Without a prefill node nothing depends on the decode nodes, but somebody may want to know of them.
+        // Without a prefill node nothing depends on the decode nodes, but an explanation may ask
+        // for them.
         let decode = match alone || request.wants_decode && (prefill.is_ok() || keep.is_some()) {
             true => self.decode_candidates(now, asked, matches),
             false => Ok(Vec::new()),
@@ -228,12 +233,12 @@ impl Cluster {
         let terms = self.terms(request, candidate.plan(choice.fetch).compute);
         let (plan, broken) = self.reordered(now, terms, candidate.node, candidate.plan(choice.fetch));
         let decode = choice.decode.map(|index| &decode[index]);
-        let cut = self.cut(now, asked, candidate.node, &plan, decode);
-        let (plan, terms, broken) = match &cut {
-            Some(cut) => self.head_of(now, asked, candidate.node, &plan, cut),
+        let partial = self.plan_partial_prefill(now, asked, candidate.node, &plan, decode);
+        let (plan, terms, broken) = match &partial {
+            Some(partial) => self.head_of(now, asked, candidate.node, &plan, partial),
             None => (plan, terms, broken),
         };
-        let after = cut.map_or(0.0, |cut| cut.after);
+        let after = partial.map_or(0.0, |partial| partial.after);
         Chosen {
             prefill_index: Some(choice.prefill),
             decode_index: choice.decode,
@@ -242,7 +247,7 @@ impl Cluster {
             plan,
             terms,
             broken,
-            cut,
+            partial,
             fetches: choice.fetch && candidate.fetch.is_some(),
             decode: decode.map(|decode| ChosenDecode {
                 node: decode.node.clone(),
@@ -255,7 +260,7 @@ impl Cluster {
         }
     }
 
-    /// A refusal for want of room, as one that may pass where the admission policy waits for such.
+    /// A refusal for want of room, as one that may pass if the admission policy waits for such.
     fn held(&self, refusal: Refusal, slo: Slo) -> Refusal {
         let full = Excess::KvBlocks { share: 1.0 };
         let hold = self.admission.hold(slo, Duration::ZERO, &full).filter(|_| refusal.kind == ErrorKind::Overloaded);
@@ -271,7 +276,8 @@ impl Cluster {
         let Some((from, charge)) = self.charges.get_mut(&key).and_then(|charge| charge.decode.take()) else { return };
         // The node's knows whether the first token is out.
         let charge = self.nodes.get_mut(&from.0).and_then(|node| node.charges.end_decode(key)).unwrap_or(charge);
-        // The tail, if there is one, is not computed there any more, nor at the other one.
+        // The partial prefill, if there is one, is not computed there any more, nor at the other
+        // node.
         if let Some(charged) = self.charges.get_mut(&key)
             && charged.tail.take_if(|tail| *tail == from).is_some()
             && let Some(node) = super::charged(&mut self.nodes, &from)
@@ -299,7 +305,8 @@ impl Cluster {
             let node = node?;
             Some(self.decode_load(node, forecast(self, now, now + ttft, node), newcomer?))
         };
-        // Who is alone at its nodes waits for nobody; what others' waits taught does not hold for it.
+        // A request that is alone at its nodes waits for none. What others' waits taught does not
+        // hold for it.
         let is_alone = chosen.plan.ahead <= 0.0 && node.is_none_or(|node| node.charges.sequences() == 0);
         let margin = if is_alone { Duration::ZERO } else { duration(self.ttft_margin()) };
         let prefill = self.nodes.get(&chosen.prefill);
@@ -334,7 +341,7 @@ impl Cluster {
         }
     }
 
-    /// What has to be brought to the prefill node, if the choice says so.
+    /// What the prefill node has to fetch, if the choice says so.
     pub(super) fn fetch_of(&self, now: Instant, chosen: &Chosen, matches: &Matches) -> Option<PrefixFetch> {
         let reader = self.nodes.get(&chosen.prefill).filter(|_| chosen.fetches)?;
         let layout = &reader.info().layout;
@@ -345,7 +352,8 @@ impl Cluster {
         Some(PrefixFetch { from: from.clone(), tokens, bytes: blocks * layout.block_bytes_all_layers() as u64 })
     }
 
-    /// The decode node that the request takes blocks and a slot of: the one that decodes, or that computes a prompt of which one token is wanted.
+    /// The decode node that the request takes blocks and a slot of: the one that decodes, or that
+    /// computes a prompt with one token of output.
     fn takes_room(&self, chosen: &Chosen) -> Option<&ClusterNode> {
         let node = chosen.decode.as_ref().map_or(&chosen.prefill, |decode| &decode.node);
         self.nodes.get(node).filter(|node| node.info().role == NodeRole::Decode)
@@ -374,9 +382,9 @@ impl Cluster {
         }
         let prompt = queued_prompt(now, request, chosen);
         charge.prefill = self.charge_prefill(now, &chosen.prefill, prompt);
-        if let (Some(cut), Some(decode)) = (&chosen.cut, &chosen.decode) {
-            let terms = QueueTerms { compute: duration(cut.tail), ..prompt.terms };
-            let tail = QueuedPrompt { tokens: cut.partial_prefill_tokens, terms, ..prompt };
+        if let (Some(partial), Some(decode)) = (&chosen.partial, &chosen.decode) {
+            let terms = QueueTerms { compute: duration(partial.tail), ..prompt.terms };
+            let tail = QueuedPrompt { tokens: partial.partial_prefill_tokens, terms, ..prompt };
             charge.tail = self.charge_prefill(now, &decode.node, tail);
         }
         self.charges.insert(key, charge);
@@ -405,7 +413,7 @@ fn queued_prompt(now: Instant, request: &PlacementRequest<'_>, chosen: &Chosen) 
         key: request.key,
         arrived: now,
         terms: chosen.terms,
-        tokens: (request.prompt_tokens - chosen.cut.map_or(0, |cut| cut.partial_prefill_tokens))
+        tokens: (request.prompt_tokens - chosen.partial.map_or(0, |partial| partial.partial_prefill_tokens))
             .saturating_sub(chosen.plan.matched_tokens)
             .max(1),
         deadline: request.time_left(chosen.plan.compute).and_then(|seconds| now.checked_add(duration(seconds))),

@@ -1,17 +1,23 @@
-//! Replications of hot prefixes on more prefill nodes, before prompts ask for them there.
+//! Replication of hot prefixes to more prefill nodes, before prompts ask for them there.
 //!
-//! A fetch on demand leaves a copy behind, but only after placement has sent a prompt to a node that lacks the prefix, and that prompt waits for the bytes. What many prompts begin with
-//! is better there before (Mooncake, arXiv 2407.00079, section 6.2, migrates hot blocks for the same reason).
+//! A fetch on demand replicates a prefix too, but only after placement has sent a prompt to a node
+//! that lacks it. That prompt waits for the bytes. What many prompts begin with is better there
+//! before (Mooncake, arXiv 2407.00079, section 6.2, migrates hot blocks for the same reason).
 //!
-//! **How many copies.** A prefix that is asked for `r` times a second, and takes `c` seconds to compute, saves `r c` nodes' worth of compute: that is its *demand*. One holder more is
-//! worth its room for each [`HOLDER_SHARE`] of a node, up to [`ClusterConfig::replicas`](super::ClusterConfig): where less than that is at stake, the prompts that come while the holder is
-//! busy cost little wherever they go. The next copy is of the prefix with the most demand per holder, so that copies are shared out as slots are by D'Hondt.
+//! **How many.** A prefix that is asked for `r` times a second, and takes `c` seconds to compute,
+//! saves `r c` nodes' worth of compute: that is its *demand*. One holder more is worth its room for
+//! each [`HOLDER_SHARE`] of a node, up to [`ClusterConfig::replicas`](super::ClusterConfig). If
+//! less than that is at stake, the prompts that come while the holder is busy cost little at any
+//! node. The next replication is of the prefix with the most demand per holder, so that they are
+//! shared out by D'Hondt's method.
 //!
-//! **Where.** The prefill node with the least work before it, if that is less than [`BUSY`], which has room that is free or cold ([`COLD_AFTER`]). Only what each copy will be asked for
-//! within that same time is copied: so what comes is never colder than what goes.
+//! **Where.** The prefill node with the least work before it, if that is less than [`BUSY`], which
+//! has room that is free or cold ([`COLD_AFTER`]). Only what each new holder will be asked for
+//! within that same time is replicated: so what comes is never colder than what goes.
 //!
-//! **How often.** One copy at a time to a node, [`MOST_COPIES`] in the cluster, and none of the same prefix to the same node again within a pause that grows with each, whether the copy
-//! failed or its blocks were gone so soon.
+//! **How often.** One replication at a time to a node, and [`MOST_COPIES`] in the cluster. None of
+//! the same prefix to the same node follows within a pause, whether the replication failed or its
+//! blocks were evicted so soon. The pause grows with each.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,13 +34,13 @@ use crate::placement::PrefixFetch;
 
 /// Nodes' worth of compute that a prefix saves for each of its holders.
 const HOLDER_SHARE: f64 = 0.25;
-/// Seconds of work before a node that takes no copies.
+/// Seconds of work before a node that takes no replications.
 const BUSY: f64 = 0.5;
 /// Replications under way.
 const MOST_COPIES: usize = 4;
 /// A node that has not answered by then will not.
 const COPY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Until the same prefix is copied to the same node again.
+/// Until the same prefix is replicated to the same node again.
 const FIRST_PAUSE: Duration = Duration::from_secs(15);
 const LONGEST_PAUSE: Duration = Duration::from_secs(900);
 /// Pairs of node and prefix that are remembered.
@@ -49,7 +55,7 @@ pub struct PrefixDemand {
     pub per_second: f64,
 }
 
-/// A copy to be ordered of `to`.
+/// A replication to be ordered of `to`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReplicationOrder {
     /// Names it.
@@ -62,7 +68,7 @@ pub struct ReplicationOrder {
     pub hashes: Arc<[BlockHash]>,
 }
 
-/// What is to be done about copies now.
+/// What is to be done about replications now.
 #[derive(Debug, Default, PartialEq)]
 pub struct Replication {
     /// Replications to order, and from whom each comes.
@@ -111,7 +117,8 @@ struct Held<'a> {
 }
 
 impl Cluster {
-    /// Orders the copies of these prefixes that are due, and gives up those of which nothing was heard.
+    /// Orders the replications of these prefixes that are due, and gives up those of which nothing
+    /// was heard.
     pub fn replicate(
         &mut self,
         now: Instant,
@@ -127,7 +134,8 @@ impl Cluster {
         Replication { orders: orders.collect(), overdue }
     }
 
-    /// What is to be copied now, of these prefixes. Everything that is told is charged as under way until [`Self::on_replication_done`]; `name` names it.
+    /// What is to be replicated now, of these prefixes. Everything that is told is charged as under
+    /// way until [`Self::on_replication_done`]; `name` names it.
     fn order_replications(
         &mut self,
         now: Instant,
@@ -175,7 +183,8 @@ impl Cluster {
         Some(Held { chain, matches, demand: chain.per_second * seconds, holders: holders + coming })
     }
 
-    /// Where the next copy of a prefix goes, and from whom, if there is to be one.
+    /// The node that a prefix is replicated to next, and the node that it is fetched from, if there
+    /// are such.
     fn copy_of(&self, now: Instant, prefix: &Held<'_>) -> Option<(&ClusterNode, &ClusterNode)> {
         let wanted = wanted_holders(prefix.demand, self.config.replicas);
         let per_replication = prefix.chain.per_second / (prefix.holders + 1) as f64;
@@ -200,7 +209,8 @@ impl Cluster {
         info.replicates_prefixes && node.is_ready() && lacks && is_idle && is_free() && is_due()
     }
 
-    /// Seconds of work before a node: what it was charged here, or, where others give it work, too, what it says.
+    /// Seconds of work before a node: what it was charged here, or, if others give it work, too,
+    /// what it says.
     fn work(&self, now: Instant, node: &ClusterNode) -> f64 {
         let charged = node.charges.backlog.total(now);
         let reported = match u32::try_from(node.load().queued_tokens).unwrap_or(u32::MAX) {
@@ -222,22 +232,23 @@ impl Cluster {
         let (from, bytes) = (order.fetch.from.clone(), order.fetch.bytes);
         self.transfers.begin(&from, bytes);
         let charged = self.nodes.get(&from).map(|node| (from.clone(), node.info().generation));
-        // Whatever becomes of it: what is gone again so soon is not brought again at once.
+        // Whatever becomes of it: what is evicted again so soon is not fetched again at once.
         self.copies.pauses.failed(now, (order.to.clone(), prefix));
         let copy = UnderWay { to: order.to.clone(), from, charged, bytes, prefix, ordered: now };
         self.copies.under_way.insert(order.key, copy);
     }
 
-    /// What became of a copy. `false` where it is none of those under way.
+    /// What became of a replication. `false` if it is none of those under way.
     pub fn on_replication_done(&mut self, now: Instant, key: RequestKey, report: &FetchReport) -> bool {
         let Some(copy) = self.end_replication(key) else { return false };
-        // Bulk gives way to others, so its time says nothing of the way.
+        // Bulk transfers yield to others, so their time says nothing of the link.
         let timeless = FetchReport { bytes: 0, ..report.clone() };
         self.on_fetched(now, &copy.from, &copy.to, &timeless);
         true
     }
 
-    /// Replications of which nothing has been heard for too long, and their targets: they are forgotten here, and to be aborted there.
+    /// Replications of which nothing has been heard for too long, and their targets: they are
+    /// forgotten here, and to be aborted there.
     fn overdue_replications(&mut self, now: Instant) -> Vec<(RequestKey, NodeId)> {
         let is_late = |copy: &UnderWay| now.saturating_duration_since(copy.ordered) >= COPY_TIMEOUT;
         let late: Vec<_> =
@@ -245,7 +256,8 @@ impl Cluster {
         late.into_iter().filter_map(|key| Some((key, self.end_replication(key)?.to))).collect()
     }
 
-    /// A start of a node is gone: what came to it will not, and what it sends is charged to nobody.
+    /// A start of a node is gone: what came to it will not, and what it sends is charged to no
+    /// node.
     pub(super) fn end_replications_of(&mut self, gone: &NodeStart) {
         self.copies.pauses.retain(|(node, _)| *node != gone.0);
         for copy in self.copies.under_way.values_mut() {
@@ -266,7 +278,7 @@ impl Cluster {
     }
 }
 
-/// Blocks of a node that nobody uses, or has used for long.
+/// Blocks of a node that are unused, or have been for long.
 fn room(node: &ClusterNode) -> usize {
     let load = node.load();
     let taken = load.blocks_used.saturating_add(load.blocks_cached).saturating_add(load.blocks_reserved);

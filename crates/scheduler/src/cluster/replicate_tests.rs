@@ -95,7 +95,7 @@ fn what_is_worth_most_per_holder_goes_first_and_a_node_takes_one_at_a_time() {
 }
 
 #[test]
-fn a_copy_takes_room_that_nobody_needs_on_a_node_that_is_idle() {
+fn a_replication_takes_unneeded_room_on_a_node_that_is_idle() {
     let now = Instant::now();
     let mut cluster = cluster_of(now, 2, 2);
     store(&cluster, "p0", 0, &chain(1, 10));
@@ -110,7 +110,7 @@ fn a_copy_takes_room_that_nobody_needs_on_a_node_that_is_idle() {
         report(&mut cluster, now + SECOND, 1, load);
         assert_eq!(order(&mut cluster, now + SECOND, &hot, 0), [], "{reason}");
     }
-    // What nobody has used for a minute makes room, for what is asked for more often.
+    // What has been unused for a minute makes room for what is asked for more often.
     let mut cluster = cluster_of(now, 2, 2);
     store(&cluster, "p0", 0, &chain(1, 10));
     report(&mut cluster, now, 1, Load { blocks_cold: 1, ..full });
@@ -119,7 +119,7 @@ fn a_copy_takes_room_that_nobody_needs_on_a_node_that_is_idle() {
         prefill_per_token: 1.0,
         ..info("p0", NodeRole::Prefill, 1).profile
     });
-    assert_eq!(order(&mut cluster, now, &[rare], 0), [], "each of two copies would be asked for every 100 s");
+    assert_eq!(order(&mut cluster, now, &[rare], 0), [], "each of two holders would be asked for every 100 s");
     assert_eq!(order(&mut cluster, now, &hot, 0), [pair("p1", "p0")]);
 }
 
@@ -145,7 +145,7 @@ fn only_nodes_that_know_the_command_and_compute_alike_are_told() {
 }
 
 #[test]
-fn a_copy_that_failed_is_not_repeated_at_once_and_its_holder_is_left_alone() {
+fn a_replication_that_failed_is_not_repeated_at_once_and_its_holder_is_left_alone() {
     let start = Instant::now();
     let mut cluster = cluster_of(start, 3, 2);
     let hot = [hot(1, 10, 4.0)];
@@ -163,7 +163,8 @@ fn a_copy_that_failed_is_not_repeated_at_once_and_its_holder_is_left_alone() {
     }
     assert_eq!(ordered, [0, 1, 15, 16, 45, 46, 105, 106, 225, 226]);
 
-    // A holder that has failed two readers is asked by nobody, and the one that is left has no other.
+    // A holder that has failed two readers is asked by no node, and the one that is left has no
+    // other.
     let mut cluster = cluster_of(start, 4, 4);
     store(&cluster, "p0", 0, &chain(1, 10));
     assert_eq!(order(&mut cluster, start, &hot, 0).len(), 2);
@@ -174,7 +175,7 @@ fn a_copy_that_failed_is_not_repeated_at_once_and_its_holder_is_left_alone() {
 }
 
 #[test]
-fn a_copy_to_an_earlier_start_is_over_once_a_later_one_is_there() {
+fn a_replication_to_an_earlier_start_is_over_once_a_later_one_is_there() {
     let now = Instant::now();
     let mut cluster = cluster_of(now, 2, 2);
     store(&cluster, "p0", 0, &chain(1, 4));
@@ -182,13 +183,13 @@ fn a_copy_to_an_earlier_start_is_over_once_a_later_one_is_there() {
     assert_eq!(order(&mut cluster, now, &hot, 0), [pair("p1", "p0")]);
     assert!(cluster.transfers.in_flight() > 0);
     cluster.on_node_joined(now, info("p1", NodeRole::Prefill, 2));
-    assert_eq!(cluster.transfers.in_flight(), 0, "nobody will answer for it");
+    assert_eq!(cluster.transfers.in_flight(), 0, "no node will answer for it");
     report(&mut cluster, now, 1, Load::default());
     assert_eq!(order(&mut cluster, now, &hot, 1), [pair("p1", "p0")]);
 }
 
 #[test]
-fn what_nobody_answers_for_is_forgotten() {
+fn what_is_never_answered_for_is_forgotten() {
     let start = Instant::now();
     let mut cluster = cluster_of(start, 3, 3);
     store(&cluster, "p0", 0, &chain(1, 10));
@@ -201,7 +202,8 @@ fn what_nobody_answers_for_is_forgotten() {
 }
 
 proptest! {
-    /// Whatever the cluster is like: each order is of a prefix that is worth it, to a node that lacks it, can take it and has nothing else to do, from one that has it.
+    /// Whatever the cluster is like, each order is of a prefix that is worth it. It goes to a node
+    /// that lacks it, can take it and has nothing else to do, from one that has it.
     #[test]
     fn orders_keep_to_the_rules(
         replicas in 0usize..5,
@@ -244,7 +246,7 @@ proptest! {
                 prop_assert!(chain.per_second * 60.0 >= (holders + coming) as f64);
             }
             let targets: BTreeSet<_> = under_way.iter().map(|order| &order.to).collect();
-            prop_assert_eq!(targets.len(), under_way.len(), "one copy at a time to a node");
+            prop_assert_eq!(targets.len(), under_way.len(), "one replication at a time to a node");
             prop_assert!(under_way.len() <= MOST_COPIES);
             if let (Some(order), true) = (under_way.pop(), outcome > 0) {
                 let report = if outcome == 1 { FetchReport::default() } else { failed(ErrorKind::Unavailable) };

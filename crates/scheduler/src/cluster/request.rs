@@ -13,7 +13,7 @@ impl Cluster {
     /// What the nodes of a placement are told of each other. `tbt` is the request's objective.
     pub fn assign(&self, placement: Placement, tbt: Option<Tbt>) -> Assignment {
         let is_decode = |node: &NodeId| self.nodes.get(node).is_some_and(|node| node.info().role == NodeRole::Decode);
-        // A decode node that computes the prompt has nobody to hand it to.
+        // A decode node that computes the prompt has no node to hand it off to.
         let decode = placement.decode.as_ref().filter(|_| !is_decode(&placement.prefill));
         let target = decode.and_then(|node| self.decode_target(node));
         let target = target.map(|target| DecodeTarget { tbt: tbt.map(|Tbt(tbt)| tbt), ..target });
@@ -22,12 +22,13 @@ impl Cluster {
         Assignment { placement, target, source, starts }
     }
 
-    /// The same of a move; `None` where the node has gone.
+    /// The same of a migration; `None` if the node has gone.
     pub fn assign_migration(&self, chosen: &Migrate) -> Option<MigrationAssignment> {
         Some(MigrationAssignment { to: self.start_of(&chosen.to)?, source: self.fetch_source(&chosen.fetch) })
     }
 
-    /// A decode node that is here, as a prefill node is told of it, to be asked for room whatever its steps take.
+    /// A decode node that is here, as a prefill node is told of it, to be asked for room whatever
+    /// its steps take.
     pub fn decode_target(&self, node: &NodeId) -> Option<DecodeTarget> {
         let info = self.nodes.get(node).filter(|node| node.takes_grants())?.info();
         let (node, generation, address) = (info.node.clone(), info.generation, info.address.clone());
@@ -66,14 +67,15 @@ impl Cluster {
     }
 
     /// Requests that wait in the admission queue.
-    pub fn requests_held(&self) -> usize {
+    pub fn requests_queued(&self) -> usize {
         self.held.len()
     }
 
-    /// Who is refused and may wait does so in the admission queue, where there is a place. Beyond that, requests are refused at once.
+    /// A refused request that may wait does so in the admission queue, if there is a place. Beyond
+    /// that, requests are refused at once.
     pub(super) fn hold(&mut self, key: RequestKey, mut refusal: Refusal) -> Refusal {
         if refusal.hold.is_some() && !self.held.contains(&key) {
-            if self.held.len() < self.config.max_held {
+            if self.held.len() < self.config.max_queued {
                 self.held.insert(key);
             } else {
                 refusal.hold = None;

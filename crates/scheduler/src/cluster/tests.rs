@@ -111,7 +111,8 @@ fn a_burst_is_spread_because_charges_count_at_once() {
             *placed.entry(node.to_string()).or_insert(0) += 1;
         }
     }
-    // Not all are 4: what two decode nodes differ by after one more sequence is a tie, and this generator always draws the first.
+    // Not all are 4: what two decode nodes differ by after one more sequence is a tie, and this
+    // generator always draws the first.
     assert!(placed.values().all(|requests| (3..=5).contains(requests)), "{placed:?}");
     for n in 0..8 {
         cluster.on_first_token(now, key(n));
@@ -195,7 +196,8 @@ fn answers_after_the_first_leave_room_to_others_for_a_while() {
     assert!(place(&mut cluster, now, &patient).is_ok(), "it has waited long enough");
     assert_eq!(place(&mut cluster, now, &other(52)).unwrap_err().kind, ErrorKind::Overloaded);
 
-    // What they may take of the blocks at most is no reason to wait: that is guessed, and most of it is shared.
+    // What they may take of the blocks at most is no reason to wait: that is guessed, and most of
+    // it is shared.
     let mut cluster = self::cluster(now, PlacementKind::MinTotalDelay);
     for n in 0..6 {
         let long = PlacementRequest { max_tokens: 1200, ..other(n) };
@@ -322,7 +324,8 @@ fn check_charged(cluster: &Cluster, key: RequestKey, placed: &Result<Placement, 
     assert_eq!(charged, decided);
 }
 
-/// The explanation is of the decision that was taken, has every node, and says of each why it was not chosen.
+/// The explanation is of the decision that was taken, has every node, and says of each why it was
+/// not chosen.
 fn check_explanation(cluster: &Cluster, explained: &Explanation, placed: &Result<Placement, Refusal>) {
     assert_eq!(explained.decision, *placed);
     let nodes = explained.prefill.len() + explained.decode.len();
@@ -356,7 +359,8 @@ fn check_explanation(cluster: &Cluster, explained: &Explanation, placed: &Result
 }
 
 proptest! {
-    /// Whatever the order of placements, reports, moves, aborts, deaths and returns: when all requests have ended, nobody is charged for anything.
+    /// Whatever the order of placements, reports, migrations, aborts, deaths and returns: when all
+    /// requests have ended, no node is charged for anything.
     #[test]
     fn the_ledger_returns_to_zero(happenings in happenings(), placement in 0..PlacementKind::ALL.len(), admission in 0..AdmissionKind::ALL.len()) {
         let start = Instant::now();
@@ -429,7 +433,7 @@ fn a_better_prefix_is_fetched_from_its_holder_and_charged_to_it() {
     assert_eq!(
         place(&mut cluster, now, &request(2, &hashes)).unwrap().fetch,
         None,
-        "where nodes cannot, none is asked to"
+        "if nodes cannot, none is asked to"
     );
 }
 
@@ -493,7 +497,8 @@ fn rooms_and_queues_are_bounded() {
     for n in 0..8 {
         cluster.on_first_token(now, key(n));
     }
-    // 9 requests of 11 blocks fit into each decode node's 100; others wait there, up to its 12 sequence slots.
+    // 9 requests of 11 blocks fit into each decode node's 100; others wait there, up to its 12
+    // sequence slots.
     for n in 8..24 {
         place(&mut cluster, now, &request(n, &[])).unwrap();
         cluster.on_first_token(now, key(n));
@@ -546,7 +551,7 @@ fn a_node_whose_session_broke_and_came_back_is_not_credited_for_what_was_forgott
 }
 
 #[test]
-fn suspects_serve_only_where_nobody_else_can() {
+fn suspects_serve_only_if_no_other_node_can() {
     let start = Instant::now();
     let mut cluster = cluster(start, PlacementKind::RoundRobin);
     let later = start + 30 * SECOND;
@@ -653,7 +658,7 @@ fn a_node_that_drained_and_left_is_not_lost() {
     cluster.on_drain_ordered(&id("p0"));
     assert_eq!(state(&cluster, "p0"), NodeState::Drained, "what it sent before it left changes nothing");
     assert_eq!(place(&mut cluster, now, &request(0, &[])).unwrap().prefill, id("p1"));
-    assert_eq!(cluster.on_node_goodbye(now, &id("d0"), Generation(1)), NodeState::Lost, "nobody had asked it to drain");
+    assert_eq!(cluster.on_node_goodbye(now, &id("d0"), Generation(1)), NodeState::Lost, "it was not asked to drain");
     cluster.on_load(now, &id("d1"), Load { draining: true, ..Load::default() });
     cluster.on_node_left(now, &id("d1"), Generation(1));
     assert_eq!(state(&cluster, "d1"), NodeState::Lost, "its session broke before it was done");
@@ -677,7 +682,7 @@ fn a_node_that_drained_takes_requests_again_when_it_says_so() {
 }
 
 #[test]
-fn a_cluster_is_ready_where_a_request_could_be_served() {
+fn a_cluster_is_ready_if_a_request_could_be_served() {
     let now = Instant::now();
     let is_ready = |prompts_at_decode, nodes: &[(&str, NodeRole)]| {
         let mut cluster =

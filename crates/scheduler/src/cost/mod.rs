@@ -1,8 +1,9 @@
 //! Cost models: how long prefill and decode steps take, fitted online to what the nodes report.
 //!
-//! A prefill step takes `base + a * rows + b * attended tokens`, a decode step `base + a * sequences + b * KV tokens`. One model serves all nodes of a class (same role,
-//! kv_class and model); each node has a factor to it, which follows slowly. So a new node profits from what the others measured, and one slow step does not
-//! make a node look worse than its twin.
+//! A prefill step takes `base + a * rows + b * attended tokens`, a decode step `base + a *
+//! sequences + b * KV tokens`. One model serves all nodes of a class (same role, kv_class and
+//! model). Each node has a factor to it, which follows slowly. So a new node profits from what the
+//! others measured. One slow step does not make a node look worse than its twin.
 
 mod output;
 mod residual;
@@ -16,8 +17,9 @@ pub use output::OutputLength;
 pub use residual::Residuals;
 pub use transfer::TransferCost;
 
-/// Weights of a linear model, as a normal distribution around the best guess (Bayesian linear regression, updated one observation at a time; the same as
-/// recursive least squares with a forgetting factor, Ljung, System Identification, section 11.2).
+/// Weights of a linear model, as a normal distribution around the best guess. Bayesian linear
+/// regression, updated one observation at a time. That is recursive least squares with a forgetting
+/// factor (Ljung, System Identification, section 11.2).
 #[derive(Debug, Clone)]
 struct LinearFit {
     weights: [f64; 3],
@@ -30,7 +32,8 @@ struct LinearFit {
 const FORGETTING: f64 = 0.99;
 /// Variance of a relative observation: steps of the same shape differ by about a fifth.
 const NOISE: f64 = 0.04;
-/// One observation counts at most as this many times its prediction, and at least as this part of it: a hiccup is not a new machine.
+/// One observation counts as this many times its prediction at most, and as this part of it at
+/// least. A hiccup is not a new machine.
 const OUTLIER: f64 = 4.0;
 /// Shortest step that the models predict.
 const MIN_SECONDS: f64 = 1e-5;
@@ -51,7 +54,8 @@ impl LinearFit {
         dot(&self.weights, x).max(MIN_SECONDS)
     }
 
-    /// Takes in that `x` took `seconds`. Errors count relative to the prediction, so that long steps do not drown short ones.
+    /// Takes in that `x` took `seconds`. Errors count relative to the prediction, so that long
+    /// steps do not drown short ones.
     fn update(&mut self, x: &[f64; 3], seconds: f64) {
         let scale = 1.0 / self.predict(x);
         let x = x.map(|value| value * scale);
@@ -71,8 +75,9 @@ impl LinearFit {
         self.forget();
     }
 
-    /// Time that grows with less work is noise: what is below 0 becomes 0, and the others what they are expected to be then. Were they left alone, steps of nearly the same shape,
-    /// which tell only the sum, would push one weight up as long as another is held at 0.
+    /// Time that grows with less work is noise: what is below 0 becomes 0, and the others what they
+    /// are expected to be then. Steps of nearly the same shape tell only the sum. Were the others
+    /// left alone, such steps would push one weight up as long as another is kept at 0.
     fn keep_positive(&mut self) {
         for _ in 0..3 {
             let below = |&i: &usize| self.weights[i] < 0.0 && self.covariance[i][i] > 0.0;
@@ -94,14 +99,16 @@ impl LinearFit {
     }
 }
 
-/// Used where a node could not measure itself: about a small model on a few cores.
+/// Used if a node could not measure itself: about a small model on a few cores.
 const DEFAULT_PREFILL: [f64; 3] = [5e-3, 2e-3, 1e-7];
 const DEFAULT_DECODE: [f64; 3] = [10e-3, 2e-3, 1e-6];
-/// Rows of a chunk where the node does not say, until a larger one was seen.
+/// Rows of a chunk if the node does not say, until a larger one was seen.
 const DEFAULT_CHUNK: u32 = 512;
 
-/// A fit that begins with a node's own profile, or with the defaults where that is empty or nonsense. What was measured is wrong by half of itself at most as a rule; a looser
-/// prior would let a few steps of similar shape, which cannot tell one weight from another, lead to any prediction for a larger one.
+/// A fit that begins with a node's own profile, or with the defaults if that is empty or nonsense.
+/// What was measured is wrong by half of itself at most as a rule. With a looser prior a few steps
+/// of similar shape, which cannot tell one weight from another, could lead to any prediction for a
+/// larger one.
 fn seeded(profile: [f64; 3], defaults: [f64; 3]) -> LinearFit {
     let usable = profile.iter().all(|w| w.is_finite() && *w >= 0.0) && profile.iter().any(|w| *w > 0.0);
     if !usable {
@@ -117,7 +124,8 @@ fn seeded(profile: [f64; 3], defaults: [f64; 3]) -> LinearFit {
 pub struct PrefillCost {
     fit: LinearFit,
     chunk: u32,
-    /// Whether the node says how large its chunks are. The last one of a prompt that is split may be larger.
+    /// Whether the node says how large its chunks are. The last one before a partial prefill may be
+    /// larger.
     is_told: bool,
 }
 
@@ -210,7 +218,8 @@ impl ClassCost {
         }
     }
 
-    /// By how much of itself a decode step exceeds its prediction at the quantile `q` (0 to 1): the tail of the time between tokens. 0 until enough were seen.
+    /// By how much of itself a decode step exceeds its prediction at the quantile `q` (0 to 1): the
+    /// tail of the time between tokens. 0 until enough were seen.
     pub fn decode_spread(&self, q: f64) -> f64 {
         self.decode_spread.quantile(q)
     }
@@ -229,7 +238,7 @@ impl ClassCost {
         }
     }
 
-    /// A decode node takes `seconds` for the tail of a prompt. Its factor is that of its steps.
+    /// A decode node takes `seconds` for a partial prefill. Its factor is that of its steps.
     pub fn on_slice(&mut self, factor: SpeedFactor, rows: u32, attended: u64, seconds: f64) {
         if is_time(seconds) {
             self.prefill.fit.update(&[1.0, f64::from(rows), attended as f64], seconds / factor.0);
@@ -254,8 +263,9 @@ impl ClassCost {
     }
 }
 
-/// Seconds as a time: 0 where they are negative or no number, 11 days at most. `Duration::from_secs_f64` rounds more exactly and takes several times as long, which a placement over a
-/// thousand nodes notices.
+/// Seconds as a time: 0 if they are negative or no number, 11 days at most.
+/// `Duration::from_secs_f64` rounds more exactly and takes several times as long, which a placement
+/// over a thousand nodes notices.
 pub(crate) fn duration(seconds: f64) -> Duration {
     // What is no number becomes 0 as an integer.
     Duration::from_nanos((seconds.clamp(0.0, 1e6) * 1e9) as u64)
@@ -276,7 +286,8 @@ impl Default for SpeedFactor {
 }
 
 impl SpeedFactor {
-    /// From two start-up measurements. Nodes that start together disturb each other: below a factor of 2 the difference says nothing.
+    /// From two start-up measurements. Nodes that start together disturb each other: below a factor
+    /// of 2 the difference says nothing.
     pub fn from_profiles(own: f64, class: f64) -> Self {
         let ratio = own / class;
         let tells = ratio.is_finite() && ratio > 0.0 && !(0.5..=2.0).contains(&ratio);
@@ -331,7 +342,8 @@ mod tests {
 
     #[test]
     fn steps_of_one_shape_after_others_do_not_lead_astray() {
-        // Tails as a busy cluster cut them: rows, tokens attended to, and how many steps told of them.
+        // Partial prefills as a busy cluster makes them: rows, tokens attended to, and how many
+        // steps told of them.
         let phases = [
             (579, 500e3, 60),
             (438, 400e3, 60),

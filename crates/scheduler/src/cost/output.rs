@@ -49,7 +49,8 @@ impl OutputLength {
         self.expected_left(0, max_tokens)
     }
 
-    /// Tokens that an answer of which `done` are there is expected to go on for: the mean over those that got at least so far.
+    /// Tokens that an answer of which `done` are there is expected to go on for: the mean over
+    /// those that got at least so far.
     pub fn expected_left(&self, done: u32, max_tokens: u32) -> f64 {
         let limit = f64::from(max_tokens);
         let from = bucket(done.saturating_add(1));

@@ -5,16 +5,16 @@ use std::time::{Duration, Instant};
 
 /// Differences remembered.
 const WINDOW: usize = 512;
-/// And for how long. Who is refused for them adds none: if they were kept until others push them out, one bad minute
-/// would close a cluster for good.
+/// And for how long. Who is refused for them adds none: if they were kept until others push them
+/// out, one bad minute would close a cluster for good.
 const MEMORY: Duration = Duration::from_secs(30);
 /// Fewer say nothing about a tail.
 const ENOUGH: usize = 32;
 /// The last so many are kept for longer: there are clusters with a request a minute.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// By how much the last measured values exceeded what was predicted. For waits these are times and not ratios: what
-/// makes a short wait twice as long does not make a long one so.
+/// By how much the last measured values exceeded what was predicted. For waits these are times and
+/// not ratios: what makes a short wait twice as long does not make a long one so.
 #[derive(Debug, Clone, Default)]
 pub struct Residuals {
     /// In the order in which they came.
@@ -24,7 +24,8 @@ pub struct Residuals {
 }
 
 impl Residuals {
-    /// Takes in one pair of times, both in seconds or both as parts of the prediction. What is no time is left out.
+    /// Takes in one pair of times, both in seconds or both as parts of the prediction. What is no
+    /// time is left out.
     pub fn observe(&mut self, now: Instant, predicted: f64, measured: f64) {
         let difference = measured - predicted;
         if !difference.is_finite() || measured < 0.0 {
@@ -55,7 +56,8 @@ impl Residuals {
         self.sorted.remove(index);
     }
 
-    /// What the share `q` (0 to 1) of the differences does not exceed, 0 at least, and 0 until there are enough of them.
+    /// What the share `q` (0 to 1) of the differences does not exceed, 0 at least, and 0 until
+    /// there are enough of them.
     pub fn quantile(&self, q: f64) -> f64 {
         if self.sorted.len() < ENOUGH {
             return 0.0;

@@ -10,10 +10,12 @@ const SHARE: f64 = 0.2;
 const MAX_PAIRS: usize = 1 << 16;
 /// Smaller transfers tell what each costs, and larger ones the bandwidth.
 const MIN_BYTES: u64 = 1 << 20;
-/// Part of the fixed cost, and seconds beside it, that one observation may be off by: one that waited for something else says little.
+/// Part of the fixed cost, and seconds beside it, that one observation may be off by: one that
+/// waited for something else says little.
 const SURPRISE: (f64, f64) = (0.5, 5e-4);
 
-/// Time of a transfer: a fixed cost, and what is under way at the sender and then its bytes, at the bandwidth of the pair.
+/// Time of a transfer: a fixed cost, and what is under way at the sender and then its bytes, at the
+/// bandwidth of the pair.
 #[derive(Debug, Clone)]
 pub struct TransferCost {
     /// Bytes per second of a pair that was not measured, and whose sender does not say.
@@ -81,7 +83,8 @@ impl TransferCost {
         self.fetch.0 + (waiting as f64 + bytes as f64) / self.pair(from, to)
     }
 
-    /// Seconds to push so many bytes to a decode node, and so many of them after its last layer's compute, whoever sends; a cluster's nodes have links alike.
+    /// Seconds to push so many bytes to a decode node, and so many of them after its last layer's
+    /// compute. The same from every sender: a cluster's nodes have links alike.
     pub fn push_seconds(&self, to: &NodeId, bytes: f64, layers: u32) -> (f64, f64) {
         if bytes <= 0.0 {
             return (0.0, 0.0);
@@ -90,7 +93,8 @@ impl TransferCost {
         (self.push.0 + seconds, self.push.0 + seconds / f64::from(layers.max(1)))
     }
 
-    /// A push of so many layers took `elapsed` seconds from its first byte on, `exposed` of them after its compute.
+    /// A push of so many layers took `elapsed` seconds from its first byte on, `exposed` of them
+    /// after its compute.
     pub fn observe_push(&mut self, to: &NodeId, bytes: u64, layers: u32, exposed: f64, elapsed: f64) {
         // What comes before the first byte, as the wait for a grant, is no transfer's.
         let exposed = exposed.min(elapsed);
@@ -214,7 +218,7 @@ mod tests {
         assert!((cost.seconds(&b, &a, 100_000) - 0.0021).abs() < 1e-4, "{}", cost.seconds(&b, &a, 100_000));
         cost.observe(&a, &b, 100_000, 10.0);
         (0..60).for_each(|_| cost.observe(&a, &b, 0, 1.0));
-        assert!(cost.seconds(&b, &a, 100_000) < 0.003, "a copy's time says nothing");
+        assert!(cost.seconds(&b, &a, 100_000) < 0.003, "a replication's time says nothing");
 
         (0..60).for_each(|_| cost.observe_push(&b, 300_000, 30, 0.0018, 0.2));
         let (whole, last) = cost.push_seconds(&b, 300_000.0, 30);

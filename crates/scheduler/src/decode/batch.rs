@@ -9,7 +9,7 @@ use baton_types::{
     ConductorId, DecodeEvent, ErrorKind, FinishReason, PrefillEvent, Refused, RequestKey, TokenId, TokenLogprobs,
 };
 
-use super::tail::RunningSlice;
+use super::partial_prefill::RunningSlice;
 use super::{DecodeCore, DecodeEffect, Outcome, Phase, failed};
 use crate::config::PROGRESS_INTERVAL;
 use crate::step::{StepId, StepOutput, StepPlan, StepSequence};
@@ -112,7 +112,8 @@ impl DecodeCore {
         }
     }
 
-    /// What a step gave for a sequence that goes on; fails the sequence where the step failed, or drew no token at its end, or one before.
+    /// What a step gave for a sequence that goes on. Fails the sequence if the step failed, or drew
+    /// no token at its end, or one before.
     pub(super) fn check_output(
         &mut self,
         key: RequestKey,
@@ -178,13 +179,14 @@ impl DecodeCore {
         self.start_stores();
     }
 
-    /// Gives the engine its next step, if it is idle and there is something to do. Grants that wait for room come after everybody who is here.
+    /// Gives the engine its next step, if it is idle and there is something to do. Grants that wait
+    /// for room come after all sequences that are here.
     pub(super) fn plan_step(&mut self, now: Instant) {
         if self.step.is_none() {
             self.admit(now);
             self.make_room();
             if self.running.is_empty() {
-                // Whoever gave way left a slot to somebody older.
+                // A preempted sequence left a slot to an older one.
                 self.admit(now);
                 self.make_room();
             }
@@ -194,7 +196,8 @@ impl DecodeCore {
         self.offer_due(now);
     }
 
-    /// Sequences join while there are places, the oldest first. Those that have their blocks need not wait for those that have none.
+    /// Sequences join while there are places, the oldest first. Those that have their blocks need
+    /// not wait for those that have none.
     fn admit(&mut self, now: Instant) {
         self.lacks_room = false;
         for (turn, key) in self.waiting.clone() {
@@ -205,7 +208,7 @@ impl DecodeCore {
                 continue;
             }
             let has_blocks = self.sequences.get(&key).is_some_and(|sequence| sequence.phase == Phase::Waiting);
-            // Where one finds none, those behind it do not take what it waits for.
+            // If one finds none, those behind it do not take what it waits for.
             let has_room = has_blocks || !self.lacks_room && self.find_room(now, key);
             self.lacks_room |= !has_room;
             // What comes from the tier first lets it join later.
@@ -229,7 +232,8 @@ impl DecodeCore {
         self.running.push(key);
     }
 
-    /// One token of each sequence that decodes, and layers of a prompt's tail, or chunks of what else is to be computed, the oldest first, within the budget.
+    /// One token of each sequence that decodes, and layers of a partial prefill, or chunks of what
+    /// else is to be computed. The oldest first, within the budget.
     fn run_batch(&mut self, now: Instant) {
         let slice = self.next_slice();
         let mut budget = if slice.is_some() { 0 } else { self.config.prompt_budget };
@@ -255,7 +259,7 @@ impl DecodeCore {
         if self.lacks_block(key) {
             return None;
         }
-        // A tail goes through the layers, with its tokens together.
+        // A partial prefill goes through the layers, with its tokens together.
         let sequence = self.sequences.get_mut(&key).filter(|sequence| sequence.tail.is_none())?;
         let remaining = sequence.remaining_tokens();
         let share = if remaining == 1 { 1 } else { remaining.min(*budget) };

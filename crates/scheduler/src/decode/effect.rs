@@ -9,11 +9,12 @@ use baton_types::{
 
 use crate::{LeaseEffect, StepPlan, TierEffect, named};
 
-/// What the shell carries out. Every effect that names an answer gets it exactly once, whatever happens.
+/// What the shell carries out. Every effect that names an answer gets it exactly once, whatever
+/// happens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DecodeEffect {
-    /// Register the grant with the transfer engine, then give `reply` to the prefill node. Where that fails, answer the prefill node with the error and call
-    /// `on_release_grant`.
+    /// Register the grant with the transfer engine, then give `reply` to the prefill node. If that
+    /// fails, answer the prefill node with the error and call `on_release_grant`.
     OpenGrant {
         /// The request.
         key: RequestKey,
@@ -21,7 +22,7 @@ pub enum DecodeEffect {
         prefill: NodeId,
         /// Its start.
         prefill_generation: Generation,
-        /// Grant, destinations and what is held already; the destinations may be empty.
+        /// Grant, destinations and what is cached already; the destinations may be empty.
         reply: GrantReply,
     },
     /// Tell the prefill node that it gets no grant.
@@ -31,7 +32,8 @@ pub enum DecodeEffect {
         /// Why.
         refused: Refused,
     },
-    /// Close the grant in the transfer engine. Answer: `on_grant_fenced`, once nothing can land under it any more.
+    /// Close the grant in the transfer engine. Answer: `on_grant_fenced`, once nothing can land
+    /// under it any more.
     RevokeGrant {
         /// The grant.
         grant: GrantId,
@@ -43,7 +45,8 @@ pub enum DecodeEffect {
         /// Whether the sequence is this node's now.
         result: Result<(), Refused>,
     },
-    /// Run a step: one token per sequence, and layers of a prompt's tail, or chunks of what is to be computed here. Answer: `on_step_done`.
+    /// Run a step: one token per sequence, and layers of a partial prefill, or chunks of what is to
+    /// be computed here. Answer: `on_step_done`.
     RunStep(StepPlan),
     /// About other nodes that read here.
     Lease(LeaseEffect),
@@ -56,7 +59,8 @@ pub enum DecodeEffect {
         /// In the order of the step's sequences.
         events: Vec<(RequestKey, DecodeEvent)>,
     },
-    /// Tell a conductor that another decode node may take this sequence, after all that it was told of it. No answer; the sequence stays until it is aborted.
+    /// Tell a conductor that another decode node may take this sequence, after all that it was told
+    /// of it. No answer; the sequence stays until it is aborted.
     Offer {
         /// The conductor.
         conductor: ConductorId,
@@ -65,7 +69,8 @@ pub enum DecodeEffect {
         /// Of its output, all of which were told.
         output_tokens: u32,
     },
-    /// Bring blocks from another node, as many of them as that still has. Answers: `on_fetch_begun`, unless it fails before, and `on_fetch_done`.
+    /// Fetch blocks from another node, as many of them as that still has. Answers:
+    /// `on_fetch_begun`, unless it fails before, and `on_fetch_done`.
     Fetch {
         /// The request.
         key: RequestKey,
@@ -76,13 +81,14 @@ pub enum DecodeEffect {
         /// Where they go, in the order of the hashes.
         destinations: Vec<BlockId>,
     },
-    /// Tell the conductor whether a sequence of another decode node is this node's now, and what was brought of it. No answer.
+    /// Tell the conductor whether a sequence of another decode node is this node's now, and what
+    /// was fetched of it. No answer.
     AnswerMigration {
         /// The conductor.
         conductor: ConductorId,
         /// The request.
         key: RequestKey,
-        /// Refused: it stays where it is.
+        /// Refused: it stays at its node.
         result: Result<FetchReport, Refused>,
     },
     /// End the request's fetch early. The answer is that of the fetch.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use baton_kv_cache::BlockHasher;
 use baton_types::{BlockId, ErrorKind, GrantId, GrantReply, GrantRequest, Handoff, Refused, RequestKey};
 
-use super::tail::Tail;
+use super::partial_prefill::PartialPrefill;
 use super::{DecodeCore, DecodeEffect, HandedOff, Outcome, Phase, Sequence, failed};
 use crate::prefill::PushId;
 
@@ -20,7 +20,7 @@ pub(super) enum GrantRecord {
     Closing {
         /// In quarantine: not everything had arrived.
         quarantined: Vec<BlockId>,
-        /// Still held: everything had arrived.
+        /// Cached still: everything had arrived.
         held: Vec<BlockId>,
     },
 }
@@ -29,16 +29,18 @@ fn refused<T>(kind: ErrorKind, message: String) -> Result<T, Refused> {
     Err(Refused { kind, message })
 }
 
-/// A prefill node whose wait for room is over asks again a moment later; its place in the line is kept for so long.
+/// A prefill node whose wait for room is over asks again a moment later; its place in the line is
+/// kept for so long.
 const PLACE_KEPT: Duration = Duration::from_secs(1);
 
 /// A prefill node that wants a grant for which there is no room.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub request: GrantRequest,
-    /// When it is refused; where it was refused already, when its place is given up.
+    /// When it is refused; if it was refused already, when its place is given up.
     pub until: Instant,
-    /// Whether it waits for the answer. One that was refused keeps its place for a moment, and nobody passes it: what comes free would always be too little for a large one.
+    /// Whether it waits for the answer. A refused one keeps its place for a moment, and none passes
+    /// it: what comes free would always be too little for a large one.
     pub waits: bool,
 }
 
@@ -47,12 +49,13 @@ struct Needed {
     max_total_tokens: usize,
     /// For the tokens that come with the grant.
     given: usize,
-    /// For the output, as far as room for it is promised. The last token's KV nobody needs.
+    /// For the output, as far as room for it is promised. The last token's KV is not needed.
     growth: usize,
 }
 
 impl DecodeCore {
-    /// A prefill node asks for room. Answered by [`DecodeEffect::OpenGrant`] or [`DecodeEffect::RefuseGrant`], at once or, where room is all that is missing, within
+    /// A prefill node asks for room. Answered by [`DecodeEffect::OpenGrant`] or
+    /// [`DecodeEffect::RefuseGrant`], at once or, if room is all that is missing, within
     /// [`crate::DecodeConfig::grant_wait`].
     pub fn on_grant_request(&mut self, now: Instant, request: GrantRequest) {
         let until = now + self.config.grant_wait;
@@ -84,7 +87,8 @@ impl DecodeCore {
         self.effects.push_back(effect);
     }
 
-    /// Room may have come free: those who asked for it get it, first come, first served, unless somebody who runs already waits for it.
+    /// Room may have come free. Those who asked for it get it, first come, first served, unless a
+    /// running sequence already waits for it.
     pub(super) fn answer_asked(&mut self, now: Instant) {
         while !self.lacks_room
             && let Some(asked) = self.asked.pop_front_if(|asked| asked.waits)
@@ -97,7 +101,8 @@ impl DecodeCore {
         }
     }
 
-    /// Those who waited long enough are refused, and keep their place until it is clear that they do not ask again.
+    /// Those who waited long enough are refused, and keep their place until it is clear that they
+    /// do not ask again.
     pub(super) fn end_grant_waits(&mut self, now: Instant) {
         self.asked.retain(|asked| asked.waits || asked.until > now);
         let due = |asked: &Asked| asked.waits && asked.until <= now;
@@ -135,7 +140,8 @@ impl DecodeCore {
         Some(self.pool.count_cached(&matched) + needed.given + needed.growth - matched.len())
     }
 
-    /// What is here of a prompt: blocks that another class of arithmetic computed are not those that this one would.
+    /// What is cached of a prompt: blocks of another KV compatibility class are not those that this
+    /// node would compute.
     fn held_of(&self, request: &GrantRequest) -> Vec<BlockId> {
         if request.is_migrated { Vec::new() } else { self.pool.match_prefix(&request.block_hashes) }
     }
@@ -154,7 +160,8 @@ impl DecodeCore {
         Refused { kind: ErrorKind::Overloaded, message }
     }
 
-    /// A batch has arrived whole under a grant; `push` tells batches apart. Arrivals of grants that ended are ignored.
+    /// A batch has arrived whole under a grant; `push` tells batches apart. Arrivals of grants that
+    /// ended are ignored.
     pub fn on_arrival(&mut self, now: Instant, grant: GrantId, push: PushId, bytes: u64) {
         let Some(GrantRecord::Live(key)) = self.grants.get(&grant) else { return };
         let key = *key;
@@ -177,7 +184,8 @@ impl DecodeCore {
         }
     }
 
-    /// The prefill node hands a sequence off. Answered by [`DecodeEffect::HandoffReply`]; a handoff that is told twice is accepted twice and counts once.
+    /// The prefill node hands a sequence off. Answered by [`DecodeEffect::HandoffReply`]; a handoff
+    /// that is told twice is accepted twice and counts once.
     pub fn on_handoff(&mut self, now: Instant, handoff: Handoff) {
         let key = handoff.key;
         let result = self.take_over(now, handoff);
@@ -188,8 +196,9 @@ impl DecodeCore {
         }
     }
 
-    /// The prefill node, or the shell, gives a grant up, or its place in the line for one: the attempt has failed there, so a sequence that was handed off under it ends too, or it goes to another
-    /// decode node.
+    /// The prefill node, or the shell, gives a grant up, or its place in the line for one. The
+    /// attempt has failed there, so a sequence that was handed off under it ends too, or the
+    /// attempt goes to another decode node.
     pub fn on_release_grant(&mut self, now: Instant, key: RequestKey, grant: GrantId) {
         if grant == GrantId::NONE {
             self.refuse_asked(ErrorKind::Overloaded, "the place in the line was given up", |request| {
@@ -204,7 +213,8 @@ impl DecodeCore {
         }
     }
 
-    /// Nothing can land under the grant any more, because it was revoked or because it expired in the transfer engine.
+    /// Nothing can land under the grant any more, because it was revoked or because it expired in
+    /// the transfer engine.
     pub fn on_grant_fenced(&mut self, now: Instant, grant: GrantId) {
         match self.grants.remove(&grant) {
             Some(GrantRecord::Closing { quarantined, held }) => {
@@ -220,7 +230,7 @@ impl DecodeCore {
         self.plan_step(now);
     }
 
-    /// `None` where only room is missing.
+    /// `None` if only room is missing.
     fn open_grant(&mut self, now: Instant, request: &GrantRequest) -> Result<Option<GrantReply>, Refused> {
         let needed = self.check_request(request)?;
         let matched = self.held_of(request);
@@ -228,7 +238,7 @@ impl DecodeCore {
             return Ok(None);
         }
         self.prune_tails();
-        let tail = self.accept_tail(request, matched.len()).map(Tail::new);
+        let tail = self.accept_partial_prefill(request, matched.len()).map(PartialPrefill::new);
         let head = tail.as_ref().map_or(needed.given, |tail| tail.from() / self.config.model.block_tokens());
         let out_of_blocks =
             |error: baton_kv_cache::OutOfBlocks| Refused { kind: error.kind(), message: error.to_string() };
@@ -367,7 +377,7 @@ impl DecodeCore {
         // Older nodes do not write a token 0.
         tokens.extend(handoff.first_token.or(sequence.tail.is_none().then_some(0)));
         if let Some(sequence) = self.sequences.get_mut(&key) {
-            sequence.num_computed_tokens = sequence.tail.as_ref().map_or(0, Tail::from);
+            sequence.num_computed_tokens = sequence.tail.as_ref().map_or(0, PartialPrefill::from);
             sequence.handed_off = Some(HandedOff {
                 conductor: handoff.conductor,
                 at: now,
@@ -375,7 +385,8 @@ impl DecodeCore {
                 sampling: handoff.sampling,
                 hasher,
                 first_step: None,
-                // Of a tail the first token has no wait of its own between the handoff and a step.
+                // After a partial prefill the first token has no wait of its own between the
+                // handoff and a step.
                 first_token_told: handoff.first_token.is_none(),
             });
         }
@@ -383,7 +394,8 @@ impl DecodeCore {
         Ok(())
     }
 
-    /// Compares the handoff with what was granted. The hashes prove that blocks which were here already belong to this very prompt.
+    /// Compares the handoff with what was granted. The hashes prove that blocks which were here
+    /// already belong to this very prompt.
     fn check_handoff(&self, sequence: &Sequence, handoff: &Handoff, hasher: &BlockHasher) -> Result<(), String> {
         let differ = |field, granted: String, handed: String| {
             if granted == handed { Ok(()) } else { Err(format!("{field}: {granted} granted, {handed} handed off")) }
@@ -393,7 +405,7 @@ impl DecodeCore {
         differ("bytes", sequence.expected_bytes.to_string(), handoff.expected_bytes.to_string())?;
         handoff.sampling.validate().map_err(|error| error.to_string())?;
         if let Some(token) = handoff.first_token.filter(|_| sequence.tail.is_some()) {
-            return Err(format!("first_token: {token} handed off, but the tail is computed here"));
+            return Err(format!("first_token: {token} handed off, but this node computes the partial prefill"));
         }
         let mut tokens = handoff.tokens.iter().chain(&handoff.first_token);
         let vocab_size = self.config.model.vocab_size;
@@ -413,7 +425,7 @@ impl DecodeCore {
             return;
         }
         sequence.phase = Phase::Waiting;
-        sequence.num_computed_tokens = sequence.tail.as_ref().map_or(sequence.given_tokens, Tail::from);
+        sequence.num_computed_tokens = sequence.tail.as_ref().map_or(sequence.given_tokens, PartialPrefill::from);
         self.pool.received(&sequence.blocks[sequence.held_blocks..sequence.head_blocks]);
         if let Some(grant) = sequence.grant.filter(|grant| self.grants.contains_key(grant)) {
             self.effects.push_back(DecodeEffect::RevokeGrant { grant });
@@ -424,7 +436,7 @@ impl DecodeCore {
         self.plan_step(now);
     }
 
-    /// Lets go of a sequence's blocks, as far as its grant is fenced; the rest waits for the fence.
+    /// Releases a sequence's blocks, as far as its grant is fenced; the rest waits for the fence.
     pub(super) fn release_under_grant(&mut self, sequence: Sequence) {
         let Sequence { grant, blocks, held_blocks, head_blocks, reservation, phase, .. } = sequence;
         self.pool.cancel_reservation(reservation);

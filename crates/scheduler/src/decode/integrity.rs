@@ -9,7 +9,8 @@ use super::{DecodeCore, Phase};
 use crate::load::ensure;
 
 impl DecodeCore {
-    /// Proves that every block is accounted for, and that no grant or sequence is forgotten: each one waits for something that will come.
+    /// Proves that every block is accounted for, and that no grant or sequence is forgotten: each
+    /// one waits for something that will come.
     pub fn check_integrity(&self) -> Result<(), IntegrityError> {
         let held = self.sequences.values().flat_map(|sequence| sequence.blocks.iter().copied());
         let reserved = self.sequences.values().map(|sequence| sequence.reservation.blocks()).sum();

@@ -1,4 +1,5 @@
-//! Prompts that a decode node computes itself, in chunks beside its running batch: those too short to disturb it, and all of them where no prefill node is left.
+//! Prompts that a decode node computes itself, in chunks of a mixed batch: those too short to
+//! disturb it, and all of them if no prefill node is left.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,7 +22,8 @@ pub(super) struct LocalPrompt {
 }
 
 impl DecodeCore {
-    /// A conductor wants a prompt computed, and answered, here. One that is here already is ignored; one that cannot be taken fails at once.
+    /// A conductor wants a prompt computed, and answered, here. One that is here already is
+    /// ignored; one that cannot be taken fails at once.
     pub fn on_submit(&mut self, now: Instant, job: PrefillJob) {
         let (key, conductor) = (job.key, job.conductor);
         if self.sequences.contains_key(&key) {
@@ -132,7 +134,8 @@ impl DecodeCore {
         Ok(max_total_tokens)
     }
 
-    /// A sequence got its blocks: if its prompt is computed here and this is the first time, its conductor hears it.
+    /// A sequence got its blocks: if its prompt is computed here and this is the first time, its
+    /// conductor hears it.
     pub(super) fn on_local_started(&mut self, now: Instant, key: RequestKey) {
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
         let cached_tokens = sequence.num_computed_tokens as u32;
@@ -145,7 +148,8 @@ impl DecodeCore {
         self.effects.push_back(DecodeEffect::EmitPrefill { conductor: handed_off.conductor, key, event });
     }
 
-    /// The first token drawn of a prompt that was computed here; tells why it is the last one, if it is.
+    /// The first token drawn of a prompt that was computed here; tells why it is the last one, if
+    /// it is.
     pub(super) fn on_first_token(
         &mut self,
         now: Instant,
@@ -163,7 +167,7 @@ impl DecodeCore {
         let event = PrefillEvent::FirstToken { token, logprobs, prompt_logprobs, finish, compute };
         self.effects.push_back(DecodeEffect::EmitPrefill { conductor, key, event });
         if finish.is_none() {
-            // There is nothing to hand off: whoever waits for it need not.
+            // There is nothing to hand off, so none need wait for it.
             let event = PrefillEvent::HandedOff(KvTransfer::default());
             self.effects.push_back(DecodeEffect::EmitPrefill { conductor, key, event });
         }

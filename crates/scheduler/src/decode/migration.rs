@@ -1,13 +1,15 @@
-//! Sequences that go on at another decode node, because the one that they are on has no room for them or is on its way out.
+//! Migration: sequences go on at another decode node, because their own has no room for them or is
+//! on its way out.
 //!
 //! ```text
 //!   there: preempted, or draining ─▶ Offer, now and then ─────────────────────────────────────────────────▶ on_abort, once it is taken
-//!   here:  on_submit of a move          ─▶ blocks, Fetch of the full ones ─▶ on_fetch_done ─▶ AnswerMigration ─▶ the rest is computed, tokens
-//!                       └─ no room now: AnswerMigration, refused; it stays where it is
+//!   here:  on_submit of a migration     ─▶ blocks, Fetch of the full ones ─▶ on_fetch_done ─▶ AnswerMigration ─▶ the rest is computed, tokens
+//!                       └─ no room now: AnswerMigration, refused; it stays at its node
 //! ```
 //!
-//! Until the conductor hears that it is taken the sequence is the other node's, which goes on with it as soon as it can. What could not be brought comes from this node's
-//! tier, once nothing is brought any more, or is computed: the tokens are the same.
+//! Until the conductor hears that it is taken the sequence is the other node's, which goes on with
+//! it as soon as it can. What could not be fetched comes from this node's tier, once no fetch is
+//! under way, or is computed: the tokens are the same.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -26,11 +28,12 @@ pub(super) struct Fetch {
 }
 
 impl Sequence {
-    /// Whether another decode node may take it: there is an output to go on with, and the next tokens there are those that would come here. Where the prompt is of another KV compatibility class they
-    /// might not be, and some may come from both.
+    /// Whether another decode node may take it: there is an output to go on with, and the next
+    /// tokens would be the same there. If the prompt is of another KV compatibility class they
+    /// might not be, and some may come from both nodes.
     fn is_offered(&self, draining: bool) -> bool {
         let waits = self.phase == Phase::Preempted || draining && matches!(self.phase, Phase::Waiting | Phase::Running);
-        // What moved here has an output, whether or not a token was drawn since.
+        // What migrated here has an output, whether or not a token was drawn since.
         let has_migrated = self.grant.is_none() && self.local.is_none();
         waits && !self.ended && !self.is_migrated && (has_migrated || self.num_tokens() > self.given_tokens)
     }
@@ -76,7 +79,8 @@ impl DecodeCore {
         Ok(())
     }
 
-    /// A sequence of another decode node is to go on here. It is taken if it need not wait; where it is now it waits already.
+    /// A sequence of another decode node is to go on here. It is taken if it need not wait; at its
+    /// own node it waits already.
     pub(super) fn on_resume(&mut self, now: Instant, job: PrefillJob) {
         let (key, conductor, source) = (job.key, job.conductor, job.fetch.clone());
         let occupied = self.check_takes_sequences().and_then(|()| self.local_sequence(now, job));
@@ -150,7 +154,8 @@ impl DecodeCore {
         self.on_taken(now, key, report);
     }
 
-    /// The sequence is this node's from now on. What was not brought comes from the tier, as far as that has it.
+    /// The sequence is this node's from now on. What was not fetched comes from the tier, as far as
+    /// that has it.
     fn on_taken(&mut self, now: Instant, key: RequestKey, report: FetchReport) {
         let block_tokens = self.config.model.block_tokens();
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
@@ -163,7 +168,8 @@ impl DecodeCore {
         self.plan_step(now);
     }
 
-    /// Whether a reader is to go on with a sequence that is here: under another attempt of the request.
+    /// Whether a reader is to go on with a sequence that is here: under another attempt of the
+    /// request.
     pub(super) fn is_migrating(&self, reader: RequestKey) -> bool {
         self.sequences.keys().any(|key| key.request == reader.request && key.attempt != reader.attempt)
     }

@@ -3,13 +3,15 @@
 //! ```text
 //!   on_grant_request ─▶ blocks, room for the answer, OpenGrant ─▶ bytes arrive ─┐
 //!                                                   on_handoff ────────────────┼▶ waits ─▶ runs, a token per step ─▶ blocks to the cache
-//!     of a prompt whose tail is computed here, before the bytes: layers of it as the head's arrive, `tail.rs`   │
+//!     of a prompt whose rest is computed here, before the bytes: layers of it as the first's arrive, `tail.rs`  │
 //!   on_submit: a prompt that is computed here ──────────────────────────────────┘    ▲          │
-//!   on_submit: a sequence of another decode node ─▶ its blocks, Fetch ─▶ on_fetch_done ┘     └ preempted┘ where blocks run out: `room.rs`
+//!   on_submit: a sequence of another decode node ─▶ its blocks, Fetch ─▶ on_fetch_done ┘     └ preempted┘ if blocks run out: `room.rs`
 //! ```
 //!
-//! **Invariant**: a sequence that was handed off, or submitted, ends in exactly one of a token with a finish reason, [`DecodeEvent::Failed`] (before its first token: a failed
-//! [`baton_types::PrefillEvent`]), or silence after an abort. Its blocks stay until its step is over and its grant is fenced.
+//! **Invariant**: a sequence that was handed off, or submitted, ends in exactly one of a token with
+//! a finish reason, [`DecodeEvent::Failed`] (before its first token: a failed
+//! [`baton_types::PrefillEvent`]), or silence after an abort. Its blocks stay until its step is
+//! over and its grant is fenced.
 
 mod batch;
 mod effect;
@@ -18,9 +20,9 @@ mod integrity;
 mod local;
 mod migration;
 mod pace;
+mod partial_prefill;
 mod room;
 mod sequence;
-mod tail;
 mod tier;
 mod tombstones;
 
@@ -40,7 +42,7 @@ use crate::load::pool_load;
 use crate::tier::Stores;
 
 pub use effect::DecodeEffect;
-pub(crate) use tail::slice_layers;
+pub(crate) use partial_prefill::slice_layers;
 
 use batch::RunningStep;
 use grant::{Asked, GrantRecord};
@@ -48,7 +50,8 @@ use pace::Pace;
 use sequence::{HandedOff, Phase, Sequence};
 use tombstones::{Outcome, Tombstones};
 
-/// What decides on a decode node: grants, arrivals, handoffs, the running batch and its room, the prefix cache of its arena.
+/// What decides on a decode node: grants, arrivals, handoffs, the running batch and its room, the
+/// prefix cache of its arena.
 #[derive(Debug)]
 pub struct DecodeCore {
     config: DecodeConfig,
@@ -57,17 +60,18 @@ pub struct DecodeCore {
     grants: BTreeMap<GrantId, GrantRecord>,
     /// Grants that are asked for and that there is no room for, first come, first served.
     asked: VecDeque<Asked>,
-    /// Sequences that do not run, by their age: those that are here whole, and those that wait for room.
+    /// Sequences that do not run, by their age: those that are here whole, and those that wait for
+    /// room.
     waiting: BTreeMap<u64, RequestKey>,
     running: Vec<RequestKey>,
-    /// Sequences whose prompt's tail is computed here, the oldest first.
+    /// Partial prefills, the oldest first.
     tails: Vec<RequestKey>,
     step: Option<RunningStep>,
     pace: Pace,
     tombstones: Tombstones,
     leases: Leases,
     stores: Stores,
-    /// The tier has let somebody wait for too long: it is asked again then.
+    /// The tier has let a sequence wait for too long: it is asked again then.
     tier_avoided_until: Option<Instant>,
     deadlines: Deadlines,
     effects: VecDeque<DecodeEffect>,
@@ -77,7 +81,7 @@ pub struct DecodeCore {
     preemptions: u64,
     /// When a sequence that waits for room is offered next.
     next_offer: Option<Instant>,
-    /// Whether somebody who is here waits for blocks: then nobody else gets any.
+    /// Whether a sequence that is here waits for blocks: then no other request gets any.
     lacks_room: bool,
     prefix_queries: u64,
     prefix_hits: u64,
@@ -167,7 +171,8 @@ impl DecodeCore {
     /// Every [`Self::stage`].
     pub const STAGES: [&'static str; 5] = ["granted", "waiting", "preempted", "migrating", "running"];
 
-    /// How far a request is: `granted`, `waiting`, `preempted`, `migrating` here or `running`; `None` if it is not here, or over.
+    /// How far a request is: `granted`, `waiting`, `preempted`, `migrating` here or `running`;
+    /// `None` if it is not here, or over.
     pub fn stage(&self, key: RequestKey) -> Option<&'static str> {
         let sequence = self.sequences.get(&key).filter(|sequence| !sequence.ended)?;
         Some(match sequence.phase {
@@ -185,7 +190,8 @@ impl DecodeCore {
         self.sequences.is_empty() && self.grants.is_empty() && self.step.is_none() && nothing_asked
     }
 
-    /// Up to `max` changes of the prefix cache that were not told yet, or a snapshot where they ran over.
+    /// Up to `max` changes of the prefix cache that were not told yet, or a snapshot if they ran
+    /// over.
     pub fn drain_kv_events(&mut self, max: usize) -> Option<KvEventBatch> {
         self.pool.drain_events(max)
     }
@@ -209,7 +215,8 @@ impl DecodeCore {
         self.plan_step(now);
     }
 
-    /// A conductor is gone: its sequences are aborted. Grants that were not handed off yet do not know their conductor; the prefill node releases them, or they expire.
+    /// A conductor is gone: its sequences are aborted. Grants that were not handed off yet do not
+    /// know their conductor; the prefill node releases them, or they expire.
     pub fn on_conductor_lost(&mut self, now: Instant, conductor: ConductorId) {
         let of = |sequence: &Sequence| sequence.handed_off.as_ref().map(|handed_off| handed_off.conductor);
         let lost = self.sequences.iter().filter(|(_, sequence)| of(sequence) == Some(conductor));
@@ -234,7 +241,8 @@ impl DecodeCore {
         self.offer_due(now);
     }
 
-    /// Deadlines that have come: grants that got no room are refused, and those under which nothing moves any more end.
+    /// Deadlines that have come: grants that got no room are refused, and those whose transfers
+    /// have stalled end.
     pub fn on_wakeup(&mut self, now: Instant) {
         while let Some(key) = self.deadlines.pop_due(now) {
             let Some(sequence) = self.sequences.get(&key) else { continue };
@@ -260,7 +268,8 @@ impl DecodeCore {
         self.plan_step(now);
     }
 
-    /// Another node wants to read blocks of the prefix cache. Answered by [`crate::LeaseEffect::Open`] or [`crate::LeaseEffect::Refuse`].
+    /// Another node wants to read blocks of the prefix cache. Answered by
+    /// [`crate::LeaseEffect::Open`] or [`crate::LeaseEffect::Refuse`].
     pub fn on_lease_request(&mut self, now: Instant, request: LeaseRequest) {
         let id = GrantId(self.next_grant);
         self.next_grant += 1;
@@ -268,7 +277,8 @@ impl DecodeCore {
         let effect = match self.draining && !moves {
             true => self.leases.refuse_draining(&request),
             false => {
-                // Who takes a sequence off this node reads its blocks once, and is not one of those that come without end.
+                // Who takes a sequence off this node reads its blocks once, and is not one of those
+                // that come without end.
                 let wanted = self.wanted_blocks().filter(|_| !moves);
                 self.leases.open(now, &mut self.pool, id, request, (wanted, moves))
             }
@@ -284,7 +294,8 @@ impl DecodeCore {
         }
     }
 
-    /// Ends a request, wherever it is. `event` goes to its conductor if it was handed off. What ended already, or is not here, stays as it is.
+    /// Ends a request, wherever it is. `event` goes to its conductor if it was handed off. What
+    /// ended already, or is not here, stays as it is.
     fn end(&mut self, key: RequestKey, outcome: Outcome, event: Option<DecodeEvent>) {
         let Some(sequence) = self.sequences.get_mut(&key).filter(|sequence| !sequence.ended) else { return };
         sequence.ended = true;
@@ -302,7 +313,7 @@ impl DecodeCore {
         self.release_if_unused(key);
     }
 
-    /// Lets go of the blocks of a sequence that ended, once nobody touches them.
+    /// Releases the blocks of a sequence that ended, once they are no longer in use.
     fn release_if_unused(&mut self, key: RequestKey) {
         let unused = |sequence: &Sequence| sequence.ended && sequence.is_untouched();
         if self.sequences.get(&key).is_some_and(unused)

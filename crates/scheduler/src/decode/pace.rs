@@ -24,7 +24,7 @@ impl Pace {
         self.recent.push_back(step);
     }
 
-    /// Nobody is here any more: what the steps took says nothing of those to come.
+    /// No sequence is here any more: what the steps took says nothing of those to come.
     pub(super) fn forget(&mut self) {
         self.recent.clear();
     }
@@ -36,7 +36,8 @@ impl Pace {
 }
 
 impl DecodeCore {
-    /// The second look at a sequence's time between tokens: placement predicted it, here the steps are measured. They will not be shorter with one more.
+    /// The second look at a sequence's time between tokens: placement predicted it, here the steps
+    /// are measured. They will not be shorter with one more.
     pub(super) fn check_pace(&self, request: &GrantRequest) -> Result<(), Refused> {
         let Some((step, tbt)) = self.pace.step().zip(request.tbt).filter(|(step, tbt)| step > tbt) else {
             return Ok(());

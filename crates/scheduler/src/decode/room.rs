@@ -1,8 +1,11 @@
-//! Room for what runs: growth block by block, and who gives way when there is none.
+//! Room for what runs: growth block by block, and which sequence is preempted when there is none.
 //!
-//! A grant promises room for the prompt and a little of the answer, not for all of it: most answers end long before their `max_tokens`. Where the blocks run out, the youngest
-//! sequence gives its own up. What was full of them stays in the prefix cache as long as nobody needs the room; the rest is computed again, here, when there is room: the sequence
-//! waits at the place that its age gives it, before all that came later. The oldest one never gives way, so somebody always gets on. Meanwhile another decode node may take it: `moves.rs`.
+//! A grant promises room for the prompt and a little of the answer, not for all of it: most answers
+//! end long before their `max_tokens`. If the blocks run out, the youngest sequence is preempted.
+//! Its full blocks stay in the prefix cache as long as the room is not needed. The rest is computed
+//! again, here, when there is room: the sequence waits at the place that its age gives it, before
+//! all that came later. The oldest one is never preempted, so one always gets on. Meanwhile another
+//! decode node may take it: `migration.rs`.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +15,8 @@ use baton_types::{BlockId, ErrorKind, Refused, RequestKey};
 use super::{DecodeCore, Phase, Sequence};
 
 impl DecodeCore {
-    /// Every running sequence gets the blocks of its next tokens, the oldest first; where there are none, the youngest make room. Those that got none sit the step out.
+    /// Every running sequence gets the blocks of its next tokens, the oldest first; if there are
+    /// none, the youngest make room. Those that got none sit the step out.
     pub(super) fn make_room(&mut self) {
         let mut by_age = self.running.clone();
         by_age.sort_by_key(|key| self.sequences.get(key).map(|sequence| sequence.turn));
@@ -41,7 +45,8 @@ impl DecodeCore {
         block.is_some()
     }
 
-    /// Takes the blocks of the youngest sequence that is younger than `key`, or of itself where it is the youngest and somebody older runs. `false`: nobody can give way now. What the younger
+    /// Takes the blocks of the youngest sequence that is younger than `key`, or of itself if it is
+    /// the youngest and an older one runs. `false`: none can be preempted now. What the younger
     /// ones hold until their grant is fenced comes free by itself.
     fn preempt_younger(&mut self, key: RequestKey) -> bool {
         let Some(turn) = self.sequences.get(&key).map(|sequence| sequence.turn) else { return false };
@@ -60,7 +65,7 @@ impl DecodeCore {
             None if self.sequences.values().any(|sequence| younger(&sequence)) => return false,
             None => turn,
         };
-        // Somebody older who runs, or has blocks and waits for a slot: else nobody would get on.
+        // An older one that runs, or has blocks and waits for a slot: else none would get on.
         let is_older = |sequence: &Sequence| sequence.turn < turn && !sequence.ended;
         let goes_on = |sequence: &Sequence| matches!(sequence.phase, Phase::Waiting | Phase::Running);
         if victim == turn && !self.sequences.values().any(|sequence| is_older(sequence) && goes_on(sequence)) {
@@ -75,7 +80,7 @@ impl DecodeCore {
         true
     }
 
-    /// Whether a sequence's blocks could be used at once: nobody writes them any more.
+    /// Whether a sequence's blocks could be used at once: nothing writes them any more.
     fn can_give_way(&self, sequence: &Sequence) -> bool {
         let fenced = sequence.grant.is_none_or(|grant| !self.grants.contains_key(&grant));
         matches!(sequence.phase, Phase::Waiting | Phase::Running) && sequence.is_untouched() && fenced
@@ -103,8 +108,9 @@ impl DecodeCore {
         self.pool.release(&blocks);
     }
 
-    /// Gives a sequence without blocks those of all its tokens, as far as there is room for them and for everybody's next ones.
-    /// What is not here comes from the tier, as far as that has it.
+    /// Gives a sequence without blocks those of all its tokens, as far as there is room for them
+    /// and for the next ones of all sequences. What is not here comes from the tier, as far as that
+    /// has it.
     pub(super) fn find_room(&mut self, now: Instant, key: RequestKey) -> bool {
         let Some(held) = self.take_room(key) else { return false };
         if !self.start_load(now, key, held) {
@@ -113,7 +119,8 @@ impl DecodeCore {
         true
     }
 
-    /// The same, of the arena alone: how many leading blocks were here, or `None` where there is no room.
+    /// The same, of the arena alone: how many leading blocks were here, or `None` if there is no
+    /// room.
     pub(super) fn take_room(&mut self, key: RequestKey) -> Option<usize> {
         let (matched, missing, spare) = self.room_for(self.sequences.get(&key)?);
         self.pool.check_fits(&matched, missing.saturating_add(spare)).ok()?;
@@ -132,7 +139,8 @@ impl DecodeCore {
         Some(held)
     }
 
-    /// Blocks of a sequence that are here, how many are not, and how many more it leaves for the next tokens of all.
+    /// Blocks of a sequence that are here, how many are not, and how many more it leaves for the
+    /// next tokens of all.
     fn room_for(&self, sequence: &Sequence) -> (Vec<BlockId>, usize, usize) {
         let reusable = sequence.reusable_blocks(self.config.model.block_tokens());
         let matched = self.pool.match_prefix(&sequence.hashes[..reusable]);
@@ -144,7 +152,8 @@ impl DecodeCore {
         (matched, missing, spare)
     }
 
-    /// Blocks that must be free or cached before whoever is first in line for room has it; `None` where nobody waits for room.
+    /// Blocks that must be free or cached before the first in line for room has it; `None` if none
+    /// waits for room.
     pub(super) fn wanted_blocks(&self) -> Option<usize> {
         let waiting = self.waiting.values().filter_map(|key| self.sequences.get(key));
         if let Some(first) = waiting.into_iter().find(|sequence| sequence.phase == Phase::Preempted) {

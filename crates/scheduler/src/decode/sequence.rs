@@ -10,21 +10,23 @@ use baton_types::{BlockHash, BlockId, ConductorId, FinishReason, GrantId, Sampli
 
 use super::local::LocalPrompt;
 use super::migration::Fetch;
-use super::tail::Tail;
+use super::partial_prefill::PartialPrefill;
 use crate::prefill::PushId;
 use crate::step::{LogitsWanted, StepSequence};
 
 /// A request that has a grant or more.
 #[derive(Debug)]
 pub(super) struct Sequence {
-    /// `None` where the prompt is computed here.
+    /// `None` if the prompt is computed here.
     pub grant: Option<GrantId>,
-    /// Its prompt was computed by a node of another KV compatibility class: its blocks do not become cache.
+    /// Its prompt was computed by a node of another KV compatibility class: its blocks do not
+    /// become cache.
     pub is_migrated: bool,
     /// Its number among those that came: the lower, the older.
     pub turn: u64,
     pub prompt_tokens: usize,
-    /// Of prompt and output, those that came with the grant or the job: computed before the first token is drawn here.
+    /// Of prompt and output, those that came with the grant or the job: computed before the first
+    /// token is drawn here.
     pub given_tokens: usize,
     pub max_tokens: u32,
     /// Most tokens of prompt and output together.
@@ -33,9 +35,11 @@ pub(super) struct Sequence {
     pub hashes: Vec<BlockHash>,
     /// Of the prompt, and of the output as it grows; none while it is preempted.
     pub blocks: Arc<Vec<BlockId>>,
-    /// Leading blocks that were here before; the rest of the head's arrives under the grant.
+    /// Leading blocks that were here before; the rest of the prefill node's part arrives under the
+    /// grant.
     pub held_blocks: usize,
-    /// Leading blocks that a prefill node computes: of the tokens given, or of those before the tail.
+    /// Leading blocks that a prefill node computes: of the tokens given, or of those before the
+    /// partial prefill.
     pub head_blocks: usize,
     /// Room promised for some of the output.
     pub reservation: Reservation,
@@ -49,10 +53,11 @@ pub(super) struct Sequence {
     pub num_computed_tokens: usize,
     /// Leading blocks that are hashed.
     pub num_complete_blocks: usize,
-    /// Where the prompt is computed here.
+    /// If the prompt is computed here.
     pub local: Option<LocalPrompt>,
-    /// Where the prompt's tail is computed here, and no token was drawn yet.
-    pub tail: Option<Tail>,
+    /// If the last part of the prompt is computed here (partial prefill), and no token was drawn
+    /// yet.
+    pub tail: Option<PartialPrefill>,
     /// Blocks that come from the tier; it joins the batch when they are here.
     pub loading: Option<Range<usize>>,
     /// Blocks that come from the decode node that it was on before.
@@ -76,13 +81,13 @@ pub(super) enum Phase {
     Waiting,
     /// It has no blocks, any more or yet: its tokens are computed when there is room for them.
     Preempted,
-    /// Its blocks come from another decode node: `moves.rs`.
+    /// Its blocks come from another decode node: `migration.rs`.
     Fetching,
     /// In the running batch.
     Running,
 }
 
-/// What the handoff brings.
+/// What comes with the handoff.
 #[derive(Debug)]
 pub(super) struct HandedOff {
     pub conductor: ConductorId,
@@ -132,7 +137,8 @@ impl Sequence {
         self.num_tokens() - self.num_computed_tokens
     }
 
-    /// Full blocks that may come from the cache: the last token is always computed, and all are where the log-probabilities of the prompt are wanted.
+    /// Full blocks that may come from the cache: the last token is always computed, and all are if
+    /// the log-probabilities of the prompt are wanted.
     pub(super) fn reusable_blocks(&self, block_tokens: usize) -> usize {
         let wants_all = self.wants_prompt_logprobs() && self.is_prompt();
         let full = self.num_tokens().saturating_sub(1) / block_tokens;

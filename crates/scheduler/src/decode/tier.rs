@@ -1,10 +1,12 @@
 //! What a decode core has to do with the tier below its arena.
 //!
-//! Every block that is full is written through. It comes back where a sequence gets its blocks: one that gave way, or whose prompt is computed here, or that came from another decode
-//! node and was not brought whole. Such a sequence joins the batch once everything has come, or failed: then it is computed.
+//! Every block that is full is written through. It is read back when a sequence gets its blocks.
+//! Such a sequence was preempted, or its prompt is computed here, or it migrated here and was not
+//! fetched whole. It joins the batch once everything was read, or failed: then it is computed.
 //!
-//! What only the tier holds is not told to conductors and not leased: a reader would wait for this node's disk, and a grant takes no blocks from it, since a push that overlaps with
-//! compute is there sooner.
+//! What only the tier holds is not told to conductors and not leased, since a reader would wait for
+//! this node's disk. A grant takes no blocks from it, since a push that overlaps with compute is
+//! there sooner.
 
 use std::time::Instant;
 
@@ -32,7 +34,8 @@ impl DecodeCore {
         }
     }
 
-    /// A sequence just got its blocks, of which the first `held` were here: whether more of them come from the tier first.
+    /// A sequence just got its blocks, of which the first `held` were cached: whether more of them
+    /// come from the tier first.
     pub(super) fn start_load(&mut self, now: Instant, key: RequestKey, held: usize) -> bool {
         let block_tokens = self.config.model.block_tokens();
         let Some(sequence) = self.sequences.get_mut(&key) else { return false };
@@ -50,7 +53,8 @@ impl DecodeCore {
         true
     }
 
-    /// So many leading blocks of those asked for are here, or none is: nothing is written into the others any more.
+    /// So many leading blocks of those asked for are here, or none is: nothing is written into the
+    /// others any more.
     pub fn on_load_done(&mut self, now: Instant, key: RequestKey, result: Result<usize, Refused>) {
         let block_tokens = self.config.model.block_tokens();
         let Some(sequence) = self.sequences.get_mut(&key) else { return };

@@ -1,9 +1,10 @@
 //! One conductor's part in the election: what follows from what etcd says.
 //!
-//! A key in etcd names the leader. Who wants to lead puts it under a lease, if nobody has it. What etcd does not say changes
-//! nothing: while it is away, who led goes on.
+//! A key in etcd names the leader. A conductor that wants to lead puts it under a lease, if it is
+//! absent. What etcd does not say changes nothing: while it is away, the leader goes on.
 //!
-//! **Invariant**: a conductor leads in terms that are its own alone, each later than all that it has heard of.
+//! **Invariant**: a conductor leads in terms that are its own alone, each later than all that it
+//! has heard of.
 
 use baton_types::ConductorId;
 
@@ -34,13 +35,14 @@ pub enum Standing {
 const OTHERS_FIRST: u32 = 10;
 /// Looks for which a leader that reaches no node any more waits for one.
 const PATIENCE: u32 = 6;
-/// Looks for which one waits that has led because nobody else did: another one may have nodes by then.
+/// Looks for which a conductor waits that has led for want of another: another one may have nodes
+/// by then.
 const FIRST_PATIENCE: u32 = 40;
 
 /// Who leads, as far as is known.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Leadership {
-    /// Nobody, so far.
+    /// No conductor, so far.
     #[default]
     Unknown,
     /// This conductor, in this term.
@@ -69,11 +71,11 @@ pub struct LeaderKey {
 /// What a look at the leader's key gave.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Look {
-    /// Nobody led, and the key was put.
+    /// No conductor led, and the key was put.
     Put,
-    /// Nobody leads, and this conductor lets others go first.
+    /// No conductor leads, and this one lets others go first.
     Absent,
-    /// Somebody leads.
+    /// Another conductor leads.
     Found(LeaderKey),
 }
 
@@ -95,12 +97,12 @@ pub struct Candidacy {
     /// Looks in a row since it has reached no node.
     without_nodes: u32,
     /// Looks in a row that found no leader.
-    nobody: u32,
+    vacant: u32,
     lease: Option<i64>,
     own: Option<Own>,
     /// The revision of the last look: what happened before is in it.
     looked: i64,
-    /// The latest term that was heard of, whoever's it was.
+    /// The latest term that was heard of, of any conductor.
     latest: u64,
     leadership: Leadership,
 }
@@ -112,7 +114,7 @@ impl Candidacy {
             candidate,
             standing: Standing::Ready,
             without_nodes: 0,
-            nobody: 0,
+            vacant: 0,
             lease: None,
             own: None,
             looked: 0,
@@ -144,10 +146,11 @@ impl Candidacy {
 
     /// Whether the key is to be put if it is not there.
     pub fn campaigns(&self) -> bool {
-        self.standing == Standing::Ready || self.nobody >= OTHERS_FIRST
+        self.standing == Standing::Ready || self.vacant >= OTHERS_FIRST
     }
 
-    /// Whether it leads and is to let others lead. One that drains, and leads because nobody else does, goes on.
+    /// Whether it leads and is to let others lead. One that drains, and leads because no other
+    /// conductor does, goes on.
     pub fn is_to_resign(&self) -> bool {
         let Some(own) = self.own else { return false };
         match self.standing {
@@ -166,10 +169,11 @@ impl Candidacy {
     pub fn on_lease(&mut self, lease: i64) {
         self.lease = Some(lease);
         // Etcd was away, and others may look only now.
-        self.nobody = 0;
+        self.vacant = 0;
     }
 
-    /// The lease is over, as etcd says: others may lead. Until one is known to, this conductor goes on.
+    /// The lease is over, as etcd says: others may lead. Until one is known to, this conductor goes
+    /// on.
     pub fn on_lease_ended(&mut self) {
         self.lease = None;
     }
@@ -189,7 +193,7 @@ impl Candidacy {
         true
     }
 
-    /// The leader's key was looked at, and put if nobody had it.
+    /// The leader's key was looked at, and put if it was absent.
     pub fn on_looked(&mut self, revision: i64, look: Look) {
         self.looked = revision;
         if self.standing == Standing::NoNodes {
@@ -198,7 +202,7 @@ impl Candidacy {
         match (look, self.lease) {
             (Look::Put, Some(lease)) => self.lead(lease, revision),
             (Look::Put, None) => {}
-            (Look::Absent, _) => self.nobody = self.nobody.saturating_add(1),
+            (Look::Absent, _) => self.vacant = self.vacant.saturating_add(1),
             (Look::Found(key), _) => self.learn(key),
         }
     }
@@ -227,7 +231,7 @@ impl Candidacy {
     }
 
     fn lead(&mut self, lease: i64, create_revision: i64) {
-        self.nobody = 0;
+        self.vacant = 0;
         let is_same = |own: &Own| (own.lease, own.create_revision) == (lease, create_revision);
         if self.own.as_ref().is_some_and(is_same) {
             // As before: etcd was away.
@@ -238,7 +242,8 @@ impl Candidacy {
         self.begin(Own { lease, create_revision, term, was_ready: self.standing == Standing::Ready });
     }
 
-    /// The key is this conductor's, and a later term was heard of, as after a loss of etcd's data: it leads in a later one.
+    /// The key is this conductor's, and a later term was heard of, as after a loss of etcd's data:
+    /// it leads in a later one.
     fn outbid(&mut self) {
         if let Some(own) = self.own.filter(|own| own.term < self.latest) {
             self.begin(Own { term: term_of(self.candidate.id, own.create_revision, self.latest), ..own });
@@ -255,7 +260,7 @@ impl Candidacy {
         if self.lease == Some(key.lease) {
             return self.lead(key.lease, key.create_revision);
         }
-        (self.own, self.nobody) = (None, 0);
+        (self.own, self.vacant) = (None, 0);
         self.leadership = if key.leader.id == self.candidate.id {
             // Of a lease that it had before, which is about to end.
             Leadership::Unknown
@@ -333,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn who_resigned_leads_again_only_if_nobody_else_does() {
+    fn a_conductor_that_resigned_leads_again_only_if_no_other_does() {
         let (mut candidacy, term) = leader();
         assert!(!candidacy.is_to_resign());
         candidacy.on_standing(Standing::Drains);
@@ -351,7 +356,7 @@ mod tests {
         assert!(candidacy.campaigns());
         candidacy.on_looked(10, Look::Put);
         assert!(matches!(candidacy.leadership(), Leadership::Own { term: later } if *later > term));
-        assert!(!candidacy.is_to_resign(), "nobody else wanted to");
+        assert!(!candidacy.is_to_resign(), "no other conductor wanted to");
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! Where the questions of requests go: to this conductor's own books while it leads, to the leader while another one does.
-//! While nobody does, they wait.
+//! Where the questions of requests go: to this conductor's own books while it leads, to the leader
+//! while another one does. While no conductor leads, they wait.
 //!
-//! **Invariant**: whoever answers hears of an attempt in the order in which things happened to it. So what is said to a
-//! leader begins with all that it has to know, and effects are carried out in their order.
+//! **Invariant**: the conductor that answers hears of an attempt in the order in which things
+//! happened to it. So what is said to a leader begins with all that it has to know, and effects are
+//! carried out in their order.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::cluster::{Cluster, Explanation};
 use crate::placement::{PlacementRequest, Refusal};
 use crate::request::{Assignment, BookEntry, MigrationAssignment};
 
-/// How long a question waits while nobody leads.
+/// How long a question waits while no conductor leads.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What was decided on an attempt. `E` is how a leader explains it to others.
@@ -39,7 +40,7 @@ pub enum Grounds<E> {
     Own(Box<Explanation>),
     /// The leader did, and says why.
     Told(Box<E>),
-    /// Nobody did.
+    /// No conductor did.
     NoLeader,
 }
 
@@ -102,7 +103,7 @@ pub enum LaterTerm {
     Known,
     /// This conductor leads without having been elected, and goes on in that term.
     Adopted,
-    /// Nobody leads until the later leader is found.
+    /// No conductor leads until the later leader is found.
     LeaderLost {
         /// The term that this conductor knew.
         known: u64,
@@ -120,9 +121,10 @@ pub struct StaleLeader {
 /// Who leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
-    /// Nobody, as far as is known.
-    Nobody,
-    /// Another conductor, which is told in this way. Until it greets, it may hang, or not lead any more.
+    /// No conductor, as far as is known.
+    Leaderless,
+    /// Another conductor, which is told in this way. Until it greets, it may hang, or not lead any
+    /// more.
     Follows { link: LinkId, greeted: bool },
     /// This one. Until then nothing is placed: the others declare what they have.
     Leads { settles: Option<Instant> },
@@ -142,7 +144,8 @@ pub struct Desk<E> {
     /// There are no elections: this conductor leads in whatever term nodes know of.
     alone: bool,
     role: Role,
-    /// Of the last leader. What was placed in earlier terms the next leader is told: jobs are of this one.
+    /// Of the last leader. What was placed in earlier terms the next leader is told: jobs are of
+    /// this one.
     term: u64,
     /// The latest term that was heard of.
     latest: u64,
@@ -159,12 +162,12 @@ pub struct Desk<E> {
 }
 
 impl<E> Desk<E> {
-    /// Of a conductor that leads nobody and follows nobody.
+    /// Of a conductor that neither leads nor follows.
     pub fn new(id: ConductorId) -> Self {
         Self {
             id,
             alone: false,
-            role: Role::Nobody,
+            role: Role::Leaderless,
             term: 0,
             latest: 0,
             placed: Placed::default(),
@@ -321,13 +324,13 @@ impl<E> Desk<E> {
     pub fn on_booked(&mut self, now: Instant, key: RequestKey, entry: &BookEntry, cluster: &mut Cluster) {
         self.placed.on_booked(now, key, entry);
         if matches!(entry, BookEntry::Ended) {
-            // Whatever it asked, nobody waits for the answer.
+            // Whatever it asked, no request waits for the answer.
             self.waiting.remove(&key);
         }
         match self.role {
             Role::Leads { .. } => cluster.book(now, key, entry),
             Role::Follows { .. } => self.tell(ToLeader::Book(key, entry.clone())),
-            Role::Nobody => {}
+            Role::Leaderless => {}
         }
     }
 
@@ -357,8 +360,9 @@ impl<E> Desk<E> {
 
 /// Who leads.
 impl<E> Desk<E> {
-    /// This conductor leads from now on. What others have they declare; until `settle` has passed, nothing is placed without
-    /// it. `false`: a later term was heard of, and nobody leads until this conductor is elected in a later one yet.
+    /// This conductor leads from now on. What others have they declare; until `settle` has passed,
+    /// nothing is placed without it. `false`: a later term was heard of. No conductor leads until
+    /// this one is elected in a later one yet.
     pub fn on_elected(
         &mut self,
         now: Instant,
@@ -370,7 +374,7 @@ impl<E> Desk<E> {
         self.end_reign(now, cluster);
         self.alone = false;
         if term < self.latest {
-            self.role = Role::Nobody;
+            self.role = Role::Leaderless;
             return false;
         }
         (self.term, self.latest) = (term, term);
@@ -401,23 +405,23 @@ impl<E> Desk<E> {
     /// A stream to a leader is over, or it does not keep up and is told all anew.
     pub fn on_link_lost(&mut self, link: LinkId) {
         if self.link() == Some(link) {
-            self.role = Role::Nobody;
+            self.role = Role::Leaderless;
         }
     }
 
-    /// This conductor does not lead any more, and nobody is known to.
+    /// This conductor does not lead any more, and no other is known to.
     pub fn on_step_down(&mut self, now: Instant, cluster: &mut Cluster) {
         if self.leads() {
             self.end_reign(now, cluster);
-            self.role = Role::Nobody;
+            self.role = Role::Leaderless;
         }
     }
 
-    /// A node has heard of a leader of that term. If it is a later one than this conductor knows of, nobody leads here until
-    /// it is found.
+    /// A node has heard of a leader of that term. If it is a later one than this conductor knows
+    /// of, no conductor leads here until it is found.
     pub fn on_later_term(&mut self, now: Instant, term: u64, cluster: &mut Cluster) -> LaterTerm {
         self.latest = self.latest.max(term);
-        if term <= self.term || self.role == Role::Nobody {
+        if term <= self.term || self.role == Role::Leaderless {
             return LaterTerm::Known;
         }
         let known = self.term;
@@ -426,7 +430,7 @@ impl<E> Desk<E> {
             return LaterTerm::Adopted;
         }
         self.end_reign(now, cluster);
-        self.role = Role::Nobody;
+        self.role = Role::Leaderless;
         LaterTerm::LeaderLost { known }
     }
 
@@ -447,7 +451,7 @@ impl<E> Desk<E> {
             self.settle(now, cluster, random);
             self.followers.on_tick(now, cluster);
         } else {
-            // A leader answers at once, unless it hangs or is cut off.
+            // A leader answers at once, unless it hangs or is unreachable.
             self.refuse_patient(now);
         }
     }
@@ -465,7 +469,7 @@ impl<E> Desk<E> {
         }
     }
 
-    /// Whoever has waited for long enough for a leader is refused.
+    /// A question that has waited for long enough for a leader is refused.
     fn refuse_patient(&mut self, now: Instant) {
         let due = |waiting: &Waiting| now.saturating_duration_since(waiting.since) >= PATIENCE;
         let due: Vec<_> = self.waiting.iter().filter(|(_, waiting)| due(waiting)).map(|(key, _)| *key).collect();
@@ -486,7 +490,8 @@ impl<E> Desk<E> {
         }
     }
 
-    /// The leader said something. What comes from one that is followed no more is not heard: it is asked of the next one.
+    /// The leader said something. What comes from one that is followed no more is not heard: it is
+    /// asked of the next one.
     pub fn on_told(&mut self, now: Instant, link: LinkId, told: FromLeader<E>) -> Result<(), StaleLeader> {
         if self.link() != Some(link) {
             return Ok(());
@@ -515,9 +520,9 @@ impl<E> Desk<E> {
 
 /// What other conductors ask and say.
 impl<E> Desk<E> {
-    /// Another conductor follows, which has heard of leaders up to a term. `None` if this one does not lead, or not in a
-    /// term that is as late: it is elected in a later one first. Nodes may not know of that term, and the follower would
-    /// take no earlier one.
+    /// Another conductor follows, which has heard of leaders up to a term. `None` if this one does
+    /// not lead, or not in a term that is as late: it is elected in a later one first. Nodes may
+    /// not know of that term, and the follower would take no earlier one.
     pub fn on_follower(
         &mut self,
         now: Instant,

@@ -1,8 +1,10 @@
 //! One conductor places for all. What the others ask of it, and what it knows of them.
 //!
-//! The one that places has the ledger ([`Cluster`]); a request is its conductor's, wherever it is placed. A conductor asks in the order in which things happen to its requests, and says
-//! what came of each in that same order, so that the ledger is as exact as if it were its own. When another conductor becomes the one that places, each declares what it has
-//! ([`Placed`]), and the ledger is made of that.
+//! The one that places has the ledger ([`Cluster`]). A request is its conductor's, wherever it is
+//! placed. A conductor asks in the order in which things happen to its requests, and says what came
+//! of each in that same order. So the ledger is as exact as if it were its own. When another
+//! conductor becomes the one that places, each declares what it has ([`Placed`]), and the ledger is
+//! made of that.
 
 mod candidacy;
 mod desk;
@@ -31,7 +33,8 @@ struct Follower {
     gone: Option<Instant>,
 }
 
-/// The conductors whose requests are placed here. **Invariant**: what is charged for one that stays away is given back.
+/// The conductors whose requests are placed here. **Invariant**: what is charged for one that stays
+/// away is given back.
 #[derive(Debug, Default)]
 pub struct Followers {
     followers: BTreeMap<ConductorId, Follower>,

@@ -21,7 +21,8 @@ struct Attempt {
     first_token: Option<Instant>,
 }
 
-/// A conductor's attempts that are charged. It keeps them whether or not it is the one that places: that may change at any time.
+/// A conductor's attempts that are charged. It keeps them whether or not it is the one that places:
+/// that may change at any time.
 #[derive(Debug, Default)]
 pub struct Placed(BTreeMap<RequestKey, Attempt>);
 
@@ -137,7 +138,7 @@ mod tests {
         assert_eq!((before.placed(), after.placed(), placed.len()), (4, 4, 4));
         for (a, b) in before.nodes().zip(after.nodes()) {
             let sums = |node: &crate::ClusterNode| {
-                // Prompts that are computed count for nothing where they were.
+                // Prompts that are computed count for nothing at their prefill nodes.
                 (node.charges.blocks, node.charges.sequences(), node.charges.pending())
             };
             assert_eq!(sums(a), sums(b), "{}", a.info().node);

@@ -9,8 +9,9 @@ const MAX_NUMBER: u64 = u64::MAX >> OWN_BITS;
 
 /// A term for a leader that was elected at a revision of etcd, later than all that it has heard of.
 ///
-/// Revisions alone do not do: if etcd loses its data they begin again, and a leader that is cut off may still place in a
-/// term that has the same number. So a term has the lower bits of its leader's id, which is drawn at its start.
+/// Revisions alone do not do. If etcd loses its data they begin again, and an isolated leader may
+/// still place in a term that has the same number. So a term has the lower bits of its leader's id,
+/// which is drawn at its start.
 pub(super) fn term_of(leader: ConductorId, revision: i64, latest: u64) -> u64 {
     let number = u64::try_from(revision).unwrap_or_default().max((latest >> OWN_BITS) + 1).min(MAX_NUMBER);
     number << OWN_BITS | leader.0 & (u64::MAX >> (u64::BITS - OWN_BITS))
@@ -26,7 +27,8 @@ pub struct StaleTerm {
     pub latest: u64,
 }
 
-/// What a node knows of leaders. **Invariant**: what it admits is never of an earlier term than what it admitted before.
+/// What a node knows of leaders. **Invariant**: what it admits is never of an earlier term than
+/// what it admitted before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TermGate(u64);
 

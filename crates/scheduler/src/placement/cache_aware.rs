@@ -4,7 +4,8 @@ use super::{
     Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate, TIE, least, lightest_decode,
 };
 
-/// The least predicted time to first token with what each node has cached itself; of ties the longest prefix: it costs nothing and keeps conversations together.
+/// The least predicted time to first token with what each node has cached itself. Of ties the
+/// longest prefix: it costs nothing and keeps conversations together.
 #[derive(Debug, Clone)]
 pub struct CacheAware;
 

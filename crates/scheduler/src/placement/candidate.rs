@@ -1,4 +1,5 @@
-//! What placement chooses from. Times are seconds, as a number: a placement works out thousands of them, and conversions would take most of its time.
+//! What placement chooses from. Times are seconds, as a number: a placement works out thousands of
+//! them, and conversions would take most of its time.
 
 use baton_types::NodeId;
 
@@ -7,7 +8,7 @@ use baton_types::NodeId;
 pub struct PrefillPlan {
     /// Tokens of the prompt that need not be computed.
     pub matched_tokens: u32,
-    /// Seconds to bring in those of them that the node does not hold.
+    /// Seconds to fetch those of them that the node does not hold.
     pub transfer: f64,
     /// Seconds to compute the others.
     pub compute: f64,
@@ -38,7 +39,7 @@ pub struct PrefillCandidate<'a> {
     pub pending: usize,
     /// With what it holds.
     pub local: PrefillPlan,
-    /// With the longest prefix that any node holds, where that is longer.
+    /// With the longest prefix that any node holds, if that is longer.
     pub fetch: Option<PrefillPlan>,
 }
 
@@ -59,7 +60,8 @@ impl PrefillCandidate<'_> {
 pub struct DecodeCandidate<'a> {
     /// The node.
     pub node: &'a NodeId,
-    /// Seconds of a step of the batch of everybody placed there, the newcomer included, as a high quantile: the tail of the time between tokens.
+    /// Seconds of a step of the batch of all sequences placed there, the newcomer included, as a
+    /// high quantile: the tail of the time between tokens.
     pub tbt: f64,
     /// Seconds of the expected tokens of the answer, each at that time.
     pub stream: f64,
@@ -80,8 +82,9 @@ impl DecodeCandidate<'_> {
     }
 }
 
-/// Predicted seconds to the first token of a pair: queue, transfer, prefill of what is not cached, and the part of the push that compute does not hide. The design counts the push
-/// because the first token is of little use before the second.
+/// Predicted seconds to the first token of a pair: queue, transfer, prefill of what is not cached,
+/// and the part of the push that compute does not hide. The push counts, since the first token is
+/// of little use before the second.
 pub fn estimated_ttft(plan: &PrefillPlan, decode: Option<&DecodeCandidate<'_>>) -> f64 {
     plan.finish() + decode.map_or(0.0, |decode| decode.exposed(plan.compute))
 }
@@ -91,9 +94,9 @@ pub fn estimated_ttft(plan: &PrefillPlan, decode: Option<&DecodeCandidate<'_>>) 
 pub struct Choice {
     /// Of the prefill candidates.
     pub prefill: usize,
-    /// Whether the longest prefix is brought there first.
+    /// Whether the longest prefix is fetched there first.
     pub fetch: bool,
-    /// Of the decode candidates; `None` where there are none.
+    /// Of the decode candidates; `None` if there are none.
     pub decode: Option<usize>,
 }
 

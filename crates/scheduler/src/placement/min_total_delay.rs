@@ -1,4 +1,4 @@
-//! What everybody waits in sum.
+//! The total predicted delay of all requests.
 
 use std::time::Duration;
 
@@ -14,13 +14,15 @@ use crate::cost::duration;
 pub struct MinTotalDelayConfig {
     /// Whether shorter prompts may pass longer ones.
     pub reorders: bool,
-    /// Seconds of patience per second of compute. More is closer to shortest first, and harder on long prompts.
+    /// Seconds of patience per second of compute. More is closer to shortest first, and harder on
+    /// long prompts.
     pub patience: f64,
-    /// Longest patience: whoever comes later never goes before.
+    /// Longest patience: no later prompt goes before.
     pub max_patience: Duration,
     /// Part of the time that an objective leaves beside the compute that a prompt may be passed in.
     pub slack_share: f64,
-    /// How much more a second counts the closer the prompt is to its objective: the tail, and not the mean alone.
+    /// How much more a second counts the closer the prompt is to its objective: the tail, and not
+    /// the mean alone.
     pub tail_weight: f64,
     /// Weight of the delay of the prompts that the newcomer passes.
     pub delay_weight: f64,
@@ -45,8 +47,9 @@ impl Default for MinTotalDelayConfig {
     }
 }
 
-/// Per node, the better of computing and fetching, the fetch overlapping the queue; of the pairs of prefill and decode nodes, the one where the newcomer and those whom it passes wait
-/// least in sum, the pace of the answer counted.
+/// Per node, the better of computing and fetching, the fetch overlapping the queue. Of the pairs of
+/// prefill and decode nodes, the one with the least total delay of the newcomer and those whom it
+/// passes, the time between tokens of the answer counted.
 #[derive(Debug, Clone, Default)]
 pub struct MinTotalDelay {
     config: MinTotalDelayConfig,
@@ -71,14 +74,14 @@ impl MinTotalDelay {
         }
     }
 
-    /// Seconds that the plan costs everybody, the decode node's part apart.
+    /// Seconds that the plan costs all requests, the decode node's part apart.
     fn prefill_cost(&self, plan: &PrefillPlan, target: &Target, time_left: Option<f64>) -> f64 {
         let own = plan.finish() + target.exposed(plan.compute);
         let own = own * (1.0 + self.config.tail_weight * time_left.map_or(0.0, |limit| share(own, limit)));
         own + plan.compute * (self.config.delay_weight * plan.passed as f64 + self.config.work_weight)
     }
 
-    /// Seconds that the answer's pace at a decode node is worth.
+    /// Seconds that the answer's time between tokens at a decode node is worth.
     fn decode_cost(&self, decode: &DecodeCandidate<'_>, slo: Slo) -> f64 {
         let load = slo.tbt.map_or(0.0, |Tbt(limit)| share(decode.tbt, limit.as_secs_f64()));
         self.config.stream_weight * decode.stream * (1.0 + self.config.tail_weight * load)
@@ -108,7 +111,8 @@ impl MinTotalDelay {
         Target { decode: Some((index, decode)), cost: self.decode_cost(decode, slo) }
     }
 
-    /// The decode nodes that are worth a look: the lightest, and of those that hold more of the prompt than all that are lighter the few that hold most.
+    /// The decode nodes that are worth a look: the lightest, and of those that hold more of the
+    /// prompt than all that are lighter, the few that hold most.
     fn targets<'a>(
         &self,
         decode: &'a [DecodeCandidate<'a>],
@@ -138,7 +142,8 @@ impl MinTotalDelay {
 /// Most decode nodes that each prefill node is looked at with.
 const MAX_TARGETS: usize = 4;
 
-/// A decode node beside which prefill nodes are looked at: its index and what its pace costs.
+/// A decode node beside which prefill nodes are looked at: its index and what its time between
+/// tokens costs.
 #[derive(Debug, Clone, Copy)]
 struct Target<'a> {
     decode: Option<(usize, &'a DecodeCandidate<'a>)>,
@@ -234,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn fetches_only_where_that_is_faster() {
+    fn fetches_only_if_that_is_faster() {
         assert_eq!(choose(&[with_fetch(prefill(0, 100, 0), 500, 10, 64)]), (0, false));
         assert_eq!(choose(&[with_fetch(prefill(0, 900, 0), 500, 10, 64)]), (0, true));
         assert_eq!(choose(&[with_fetch(prefill(600, 100, 0), 500, 10, 64)]), (0, true), "the queue hides it");
@@ -248,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_decode_node_that_holds_the_prompt_is_taken_where_that_is_worth_its_slower_steps() {
+    fn a_decode_node_that_holds_the_prompt_is_taken_if_that_is_worth_its_slower_steps() {
         let choose = |holder_tbt, push| {
             let decodes = [decode(30, push, 1), decode(holder_tbt, 0, 1), decode(holder_tbt, 0, 0)];
             MinTotalDelay::default().choose(&request(), &[prefill(0, 100, 0)], &decodes, &mut || 0).decode.unwrap()

@@ -1,4 +1,5 @@
-//! Which prefill and which decode node serve a request, and in which order a prefill node computes its prompts.
+//! Which prefill and which decode node serve a request, and in which order a prefill node computes
+//! its prompts.
 
 mod cache_aware;
 mod candidate;
@@ -22,8 +23,8 @@ pub use load_balance::LoadBalance;
 pub use min_total_delay::{MinTotalDelay, MinTotalDelayConfig};
 pub use round_robin::RoundRobin;
 
-/// How long an answer after a request's first one leaves room to others. Those of a request begin one after the other, so that in a full cluster one
-/// of them joins in each such time.
+/// How long an answer after a request's first one leaves room to others. Those of a request begin
+/// one after the other, so that in a full cluster one of them joins in each such time.
 const LONGEST_YIELD: Duration = Duration::from_secs(5);
 
 /// What placement needs to know of a request.
@@ -43,7 +44,8 @@ pub struct PlacementRequest<'a> {
     pub slo: Slo,
     /// How long ago that was.
     pub waited: Duration,
-    /// Longest that it may wait for others, from its arrival on: the cluster's setting, filled in when it is placed.
+    /// Longest that it may wait for others, from its arrival on: the cluster's setting, filled in
+    /// when it is placed.
     pub max_wait: Option<Duration>,
     /// Larger goes first; 0 is ordinary.
     pub priority: i32,
@@ -51,11 +53,13 @@ pub struct PlacementRequest<'a> {
     pub bypass_cache: bool,
     /// Nodes that are not to be taken.
     pub exclude: &'a [NodeId],
-    /// Of an answer after a request's first one: the nodes of that one. They hold the prompt, and are taken if they can.
+    /// Of an answer after a request's first one: the nodes of that one. They hold the prompt, and
+    /// are taken if they can.
     pub beside: &'a [NodeId],
     /// Of the prompt's tokens, the last so many are output: an attempt goes on after them.
     pub output_tokens: u32,
-    /// The nodes that gave that output. Those of their KV compatibility classes are taken if they can: what comes then is what would have come.
+    /// The nodes that gave that output. Those of their KV compatibility classes are taken if they
+    /// can: what comes then is what would have come.
     pub alike: &'a [NodeId],
     /// Whether it was taken in already: it is served, whatever that costs those who came after it.
     pub accepted: bool,
@@ -67,12 +71,14 @@ impl PlacementRequest<'_> {
         self.slo.after(self.waited)
     }
 
-    /// Whether it leaves room to others: an answer after the first one, for a while. A request for a hundred answers must not keep a neighbour from its second token.
+    /// Whether it leaves room to others: an answer after the first one, for a while. A request for
+    /// a hundred answers must not keep a neighbour from its second token.
     pub fn yields(&self) -> bool {
         !self.beside.is_empty() && self.waited < LONGEST_YIELD
     }
 
-    /// Seconds in which its first token should come, of which `compute` are its own: what its objective leaves, and not more than its longest wait and that.
+    /// Seconds in which its first token should come, of which `compute` are its own. What its
+    /// objective leaves, and not more than its longest wait and that.
     pub fn time_left(&self, compute: f64) -> Option<f64> {
         let wait = self.max_wait.map(|limit| limit.saturating_sub(self.waited).as_secs_f64() + compute);
         let objective = self.slo_left().ttft.map(|Ttft(limit)| limit.as_secs_f64());
@@ -85,7 +91,8 @@ pub trait PlacementPolicy: fmt::Debug + Send {
     /// Its name, as operators read it.
     fn name(&self) -> &'static str;
 
-    /// Chooses a pair. `prefill` is not empty; `decode` is where none is needed. `rng` decides ties.
+    /// Chooses a pair. `prefill` is not empty; `decode` is empty if none is needed. `rng` decides
+    /// ties.
     fn choose(
         &self,
         request: &PlacementRequest<'_>,
@@ -94,7 +101,8 @@ pub trait PlacementPolicy: fmt::Debug + Send {
         rng: &mut dyn FnMut() -> u64,
     ) -> Choice;
 
-    /// What a prefill node is compared by, the least winning: seconds, or requests where the policy counts them; with the decode node that was chosen. `None` where nothing is compared.
+    /// What a prefill node is compared by, the least winning: seconds, or requests if the policy
+    /// counts them; with the decode node that was chosen. `None` if nothing is compared.
     fn cost(
         &self,
         _request: &PlacementRequest<'_>,
@@ -107,7 +115,8 @@ pub trait PlacementPolicy: fmt::Debug + Send {
     /// One that decides as this one would, for asking what it would do.
     fn boxed_clone(&self) -> Box<dyn PlacementPolicy>;
 
-    /// The terms on which a prompt waits that takes so many seconds to compute. First come, first served, where a policy says nothing.
+    /// The terms on which a prompt waits that takes so many seconds to compute. First come, first
+    /// served, if a policy says nothing.
     fn terms(&self, request: &PlacementRequest<'_>, compute: f64) -> QueueTerms {
         QueueTerms { priority: request.priority, compute: duration(compute), ..QueueTerms::default() }
     }
@@ -117,7 +126,7 @@ pub trait PlacementPolicy: fmt::Debug + Send {
         false
     }
 
-    /// Whether it brings prefixes from node to node.
+    /// Whether it lets nodes fetch prefixes from each other.
     fn fetches(&self) -> bool {
         false
     }
@@ -132,7 +141,7 @@ pub enum PlacementKind {
     LoadBalance,
     /// The least predicted time to first token, prefixes that the node itself has cached counted.
     CacheAware,
-    /// What everybody waits in sum, prefixes fetched where that is faster.
+    /// The total predicted delay of all requests, prefixes fetched if that is faster.
     #[default]
     MinTotalDelay,
 }
@@ -178,12 +187,14 @@ impl FromStr for PlacementKind {
 /// Predictions are not better than this part of themselves: what is so close to the best is a tie.
 const TIE: f64 = 0.05;
 
-/// The decode node with the shortest step, and last layer's push; of ties the one with the fewest sequences, and of those any.
+/// The decode node with the shortest step, and last layer's push; of ties the one with the fewest
+/// sequences, and of those any.
 pub fn lightest_decode(decode: &[DecodeCandidate<'_>], rng: &mut dyn FnMut() -> u64) -> Option<usize> {
     lightest_by(decode, |candidate| candidate.tbt + candidate.push_last_layer, rng)
 }
 
-/// The decode node with the least of some time; of ties the one with the fewest sequences, and of those any.
+/// The decode node with the least of some time; of ties the one with the fewest sequences, and of
+/// those any.
 fn lightest_by(
     decode: &[DecodeCandidate<'_>],
     seconds: impl Fn(&DecodeCandidate<'_>) -> f64,
@@ -196,7 +207,8 @@ fn lightest_by(
     least(decode.iter().map(sequences), 0.0, rng)
 }
 
-/// Index of one of the least values, those that exceed it by no more than the part `tolerance` drawn from at random.
+/// Index of one of the least values, those that exceed it by no more than the part `tolerance`
+/// drawn from at random.
 pub fn least(values: impl Iterator<Item = f64> + Clone, tolerance: f64, rng: &mut dyn FnMut() -> u64) -> Option<usize> {
     let limit = values.clone().fold(f64::INFINITY, f64::min) * (1.0 + tolerance);
     let tied = || values.clone().enumerate().filter(|(_, value)| *value <= limit).map(|(index, _)| index);
@@ -252,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn no_decode_node_is_chosen_where_there_is_none() {
+    fn no_decode_node_is_chosen_if_there_is_none() {
         for kind in PlacementKind::ALL {
             let choice = kind.policy().choose(&request(), &[prefill(0, 1, 0)], &[], &mut || 7);
             assert_eq!(choice, Choice { prefill: 0, fetch: false, decode: None }, "{kind:?}");

@@ -15,7 +15,7 @@ use crate::config::PROGRESS_INTERVAL;
 use crate::queue::queue_order;
 use crate::step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence};
 
-/// Most chunks' worth of the last chunk of a prompt whose tail the decode node computes.
+/// Most chunks' worth of the last chunk of a prompt whose last part the decode node computes.
 pub(crate) const SPLIT_CHUNKS: usize = 2;
 
 /// The step that the engine works on.
@@ -32,7 +32,8 @@ pub(super) struct RunningStep {
 }
 
 impl RunningStep {
-    /// Tokens that its layers have done, as parts of all of them; none where nobody tells of its layers.
+    /// Tokens that its layers have done, as parts of all of them; none if the engine does not tell
+    /// of its layers.
     pub fn tokens_done(&self, num_layers: u32) -> u64 {
         let tokens: usize = self.sequences.iter().map(|(_, range)| range.len()).sum();
         let done = self.last_layer.map_or(0, |(layer, _)| layer);
@@ -50,13 +51,15 @@ impl RunningStep {
 }
 
 impl PrefillCore {
-    /// K and V of one layer are final for all rows of the step, the tail of a last block is zeroed: what the step fills can be pushed.
+    /// K and V of one layer are final for all rows of the step, and the end of a last block is
+    /// zeroed. What the step fills can be pushed.
     pub fn on_kv_ready(&mut self, now: Instant, step: StepId, layer: u32) {
         self.assert_running(step);
         self.layer_ready(now, layer);
     }
 
-    /// Every layer of the step in flight is computed; the output head and sampling follow. Optional: without it the step's end stands for it.
+    /// Every layer of the step in flight is computed; the output head and sampling follow.
+    /// Optional: without it the step's end stands for it.
     pub fn on_layers_done(&mut self, step: StepId, at: Instant) {
         self.assert_running(step);
         self.layers_ended = Some(at);
@@ -206,7 +209,7 @@ impl PrefillCore {
             if self.queued.contains_key(&key) {
                 let has_place =
                     budget >= self.config.model.block_tokens() && sequences.len() < self.config.max_sequences_per_chunk;
-                // Where there is no room for one, those behind it do not take what it waits for.
+                // If there is no room for one, those behind it do not take what it waits for.
                 may_start = may_start && has_place && self.start_queued(now, key).is_some();
                 if !may_start {
                     continue;
@@ -214,7 +217,7 @@ impl PrefillCore {
             }
             self.add_share(now, key, &mut budget, &mut sequences);
             if sequences.iter().any(|sequence| sequence.is_last_chunk) {
-                // Whoever else is in it makes its first token wait.
+                // What else is in it makes its first token wait.
                 budget = budget.min(self.config.min_chunk_tokens.saturating_sub(rows(&sequences)));
             }
         }
@@ -229,12 +232,14 @@ impl PrefillCore {
         self.effects.push_back(PrefillEffect::RunStep(StepPlan { id, sequences, slice: None }));
     }
 
-    /// Adds a request's share of the chunk: all that is left of its prompt, or whole blocks within the budget.
+    /// Adds a request's share of the chunk: all that is left of its prompt, or whole blocks within
+    /// the budget.
     fn add_share(&mut self, now: Instant, key: RequestKey, budget: &mut usize, sequences: &mut Vec<StepSequence>) {
         let block_tokens = self.config.model.block_tokens();
         let Some(request) = self.active.get_mut(&key) else { return };
         let remaining = request.remaining_tokens();
-        // A decode node that computes the tail follows the last chunk alone, so that chunk may be large.
+        // In a partial prefill the decode node follows the last chunk alone, so that chunk may be
+        // large.
         let is_first = *budget == self.config.token_budget;
         let most = if request.partial_prefill_tokens() > 0 && is_first { SPLIT_CHUNKS * *budget } else { *budget };
         let share = if remaining <= most { remaining } else { *budget / block_tokens * block_tokens };
@@ -268,7 +273,8 @@ impl PrefillCore {
         self.emit(conductor, key, PrefillEvent::Progress { tokens });
     }
 
-    /// Everybody whose prompt is to be computed, in the order of the queue: one that has begun may be passed by one that has not.
+    /// All whose prompt is to be computed, in the order of the queue: one that has begun may be
+    /// passed by one that has not.
     fn queue(&self, now: Instant) -> Vec<RequestKey> {
         let computing = self.computing.iter().filter_map(|key| Some((*key, self.active.get(key)?.item())));
         let queued = self.queued.iter().map(|(key, request)| (*key, request.item()));
@@ -305,7 +311,8 @@ impl PrefillCore {
         (matched, missing)
     }
 
-    /// Blocks that must be free or cached before the first prompt that waits can start; `None` where no prompt waits for room.
+    /// Blocks that must be free or cached before the first prompt that waits can start; `None` if
+    /// no prompt waits for room.
     pub(super) fn wanted_blocks(&self, now: Instant) -> Option<usize> {
         let may_start = self.active.len() < self.config.max_active;
         let first = self.queue(now).into_iter().find_map(|key| self.queued.get(&key)).filter(|_| may_start)?;
@@ -353,7 +360,7 @@ impl PrefillCore {
         self.active.insert(key, request);
     }
 
-    /// Asks the decode node for room, where more than one token is wanted.
+    /// Asks the decode node for room, if more than one token is wanted.
     fn request_grant(&mut self, now: Instant, request: &mut Active, num_cached: usize) {
         let Some(target) = request.job.decode.clone().filter(|_| request.job.wants_decode()) else { return };
         let mut transfer = Transfer::new(target.clone());
@@ -390,7 +397,8 @@ impl PrefillCore {
     }
 }
 
-/// Full blocks of the prompt that may come from the cache: the last token is always computed, and all are where the log-probabilities of the prompt are wanted.
+/// Full blocks of the prompt that may come from the cache. The last token is always computed; all
+/// are if the log-probabilities of the prompt are wanted.
 pub(super) fn reusable_blocks(job: &PrefillJob, block_tokens: usize) -> usize {
     if job.sampling.prompt_logprobs.is_some() {
         return 0;
@@ -398,7 +406,8 @@ pub(super) fn reusable_blocks(job: &PrefillJob, block_tokens: usize) -> usize {
     (job.tokens.len() - 1) / block_tokens
 }
 
-/// Tokens of a prompt that are computed here: all, unless the decode node is to compute the tail, and something is left to compute before it.
+/// Tokens of a prompt that are computed here: all, unless the decode node is to compute the last
+/// part and something is left to compute before it.
 fn end_of_share(job: &PrefillJob, cached_tokens: usize, block_tokens: usize) -> usize {
     let (all, end) = (job.tokens.len(), job.tokens.len().saturating_sub(job.partial_prefill_tokens as usize));
     let is_decoded = job.decode.is_some() && job.wants_decode() && job.sampling.prompt_logprobs.is_none();

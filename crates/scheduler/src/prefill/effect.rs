@@ -9,8 +9,8 @@ use baton_types::{
 
 use crate::{LeaseEffect, StepPlan, TierEffect, named};
 
-/// One batch of writes of one request; travels as the batch's tag. Its number among those of the request, and the layers of which, from the first one on, everything is in this
-/// batch and those before it.
+/// One batch of writes of one request; travels as the batch's tag. It has its number among those of
+/// the request, and the number of leading layers that this batch and those before it complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PushId(pub u64);
 
@@ -64,7 +64,8 @@ pub struct FetchedBytes {
     pub transport: String,
 }
 
-/// What the shell carries out. Every effect that names an answer gets it exactly once, whatever happens.
+/// What the shell carries out. Every effect that names an answer gets it exactly once, whatever
+/// happens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PrefillEffect {
     /// Ask the decode node for a grant. Answer: `on_grant_reply`.
@@ -76,10 +77,13 @@ pub enum PrefillEffect {
         /// How long to wait before: a node that had no room is not asked again at once.
         delay: Duration,
     },
-    /// Run a step. Answers: `on_kv_ready` per layer, `on_prefix_late` where a prefix does not come in time, then `on_step_done`.
+    /// Run a step. Answers: `on_kv_ready` per layer, `on_prefix_late` if a prefix does not come in
+    /// time, then `on_step_done`.
     RunStep(StepPlan),
-    /// Lease blocks of another node and read them into this node's arena, one layer after the other. Answers: `on_fetch_begun` once the holder agreed, `on_fetched` per layer,
-    /// then `on_fetch_done`; or `on_fetch_done` with an error at any point. Until the last one the destinations are left alone.
+    /// Lease blocks of another node and read them into this node's arena, one layer after the
+    /// other. Answers: `on_fetch_begun` once the holder agreed, `on_fetched` per layer, then
+    /// `on_fetch_done`; or `on_fetch_done` with an error at any point. Until the last one the
+    /// destinations are left alone.
     Fetch {
         /// The holder.
         source: FetchSource,
@@ -99,7 +103,8 @@ pub enum PrefillEffect {
     },
     /// About other nodes that read here.
     Lease(LeaseEffect),
-    /// Write blocks into the decode node's arena. Answer: `on_push_done`, and until then the source blocks are left alone.
+    /// Write blocks into the decode node's arena. Answer: `on_push_done`, and until then the source
+    /// blocks are left alone.
     Push {
         /// The request.
         key: RequestKey,
@@ -112,7 +117,8 @@ pub enum PrefillEffect {
         /// Sorted by layer, then by position in the sequence.
         spans: Vec<PushSpan>,
     },
-    /// Stop the request's batches. Each still answers `on_push_done`, once the transfer engine reads its blocks no more.
+    /// Stop the request's batches. Each still answers `on_push_done`, once the transfer engine
+    /// reads its blocks no more.
     CancelPushes {
         /// The request.
         key: RequestKey,
@@ -124,7 +130,8 @@ pub enum PrefillEffect {
         /// The message.
         handoff: Handoff,
     },
-    /// Tell the decode node that a grant is not needed, or that the attempt under it has failed. No answer: a grant that is forgotten expires.
+    /// Tell the decode node that a grant is not needed, or that the attempt under it has failed. No
+    /// answer: a grant that is forgotten expires.
     ReleaseGrant {
         /// The request.
         key: RequestKey,

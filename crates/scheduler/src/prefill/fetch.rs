@@ -6,9 +6,12 @@
 //!                                            └─▶ pushed on to the decode node; compute begins once the layers keep ahead of it
 //! ```
 //!
-//! A step may begin before every layer is here: the engine then waits for each layer of the prefix before the layer's attention. Where the fetch fails under such a step, what
-//! the step gives for the request is thrown away and the prefix is computed: the layers that were final before the failure are right, and are not pushed again. The same where the
-//! engine has waited for a layer as long as it may: the others in the step must not wait for a holder that stands still, and whoever was so late is not asked again for a while.
+//! A step may begin before every layer is here: the engine then waits for each layer of the prefix
+//! before the layer's attention. If the fetch fails under such a step, what the step gives for the
+//! request is thrown away and the prefix is computed. The layers that were final before the failure
+//! are right, and are not pushed again. The same holds if the engine has waited for a layer as long
+//! as it may. The others in the step must not wait for a holder that stands still, and a source
+//! that was so late is not asked again for a while.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -38,14 +41,15 @@ pub(super) struct Fetch {
     is_stored: bool,
     /// When the holder agreed.
     begun: Option<Instant>,
-    /// The engine has waited for it in vain: its end is waited for, and what it brings is not.
+    /// The engine has waited for it in vain: its end is waited for, and its blocks are not.
     is_late: bool,
 }
 
 /// Where prefixes come from: a start of another node, or this node's SSD.
 pub(super) type Source = Option<(NodeId, Generation)>;
 
-/// Who was late, and is not asked for a while: the pauses do not grow, since the conductor sees to what fails again and again.
+/// The sources that were late, and are not asked for a while. The pauses do not grow, since the
+/// conductor sees to what fails again and again.
 pub(super) fn nobody_avoided() -> Backoff<Source> {
     Backoff::new(AVOIDED_FOR, AVOIDED_FOR, MAX_AVOIDED)
 }
@@ -59,7 +63,8 @@ fn source_of(job: &PrefillJob, fetch: &Fetch) -> Source {
 }
 
 impl Fetch {
-    /// Whether a step of `compute` that begins now finds each layer here when it needs it, at the pace so far.
+    /// Whether a step of `compute` that begins now finds each layer here when it needs it, at the
+    /// rate so far.
     fn keeps_ahead(&self, now: Instant, num_layers: u32, compute: Duration) -> bool {
         let Some(begun) = self.begun.filter(|_| self.layers > 0 && !self.is_late) else { return false };
         let per_layer = now.saturating_duration_since(begun) / self.layers;
@@ -79,8 +84,9 @@ impl Active {
 }
 
 impl PrefillCore {
-    /// What is to be brought of a prompt whose reusable blocks have these hashes, and of which the arena holds `held` blocks: from the other node that the conductor named, where
-    /// that has more than the SSD.
+    /// What is to be fetched of a prompt whose reusable blocks have these hashes, and of which the
+    /// arena holds `held` blocks. From the other node that the conductor named, if that has more
+    /// than the SSD.
     pub(super) fn fetch_of(&self, now: Instant, job: &PrefillJob, hashes: &[BlockHash], held: usize) -> Option<Fetch> {
         let is_avoided = |source: &Source| self.avoided.is_paused(now, source);
         let stored = held + if is_avoided(&None) { 0 } else { stored_after(&self.pool, hashes, held) };
@@ -98,7 +104,7 @@ impl PrefillCore {
         })
     }
 
-    /// Asks the shell to bring what the request's fetch is about.
+    /// Asks the shell to fetch the request's prefix.
     pub(super) fn start_fetch(&mut self, request: &Active, fetch: &Fetch) {
         let destinations = request.blocks[fetch.blocks.clone()].to_vec();
         if fetch.is_stored {
@@ -146,8 +152,8 @@ impl PrefillCore {
         self.plan_step(now);
     }
 
-    /// The engine has waited for the request's prefix as long as it may, and goes on without: what the step gives for the request from here on means nothing. Told before
-    /// the engine goes on.
+    /// The engine has waited for the request's prefix as long as it may, and goes on without. What
+    /// the step gives for the request from here on means nothing. Told before the engine goes on.
     pub fn on_prefix_late(&mut self, now: Instant, step: StepId, key: RequestKey) {
         self.assert_running(step);
         let Some(request) = self.active.get_mut(&key).filter(|request| request.in_step && !request.ended) else {
@@ -161,7 +167,8 @@ impl PrefillCore {
         self.effects.push_back(PrefillEffect::CancelFetch { key });
     }
 
-    /// Everything is here, or the rest will not come: nothing is written into the blocks any more. Told before the engine is let past the layer concerned.
+    /// Everything is here, or the rest will not come: nothing is written into the blocks any more.
+    /// Told before the engine is let past the layer concerned.
     pub fn on_fetch_done(&mut self, now: Instant, key: RequestKey, result: Result<FetchedBytes, Refused>) {
         if self.copies.contains_key(&key) {
             self.end_replication(now, key, result);
@@ -231,7 +238,8 @@ impl PrefillCore {
         }
     }
 
-    /// Another node wants to read blocks of the prefix cache. Answered by [`crate::LeaseEffect::Open`] or [`crate::LeaseEffect::Refuse`].
+    /// Another node wants to read blocks of the prefix cache. Answered by
+    /// [`crate::LeaseEffect::Open`] or [`crate::LeaseEffect::Refuse`].
     pub fn on_lease_request(&mut self, now: Instant, request: LeaseRequest) {
         let id = GrantId(self.next_lease);
         self.next_lease += 1;

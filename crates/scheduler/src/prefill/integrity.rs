@@ -6,7 +6,8 @@ use super::{Active, PrefillCore};
 use crate::load::ensure;
 
 impl PrefillCore {
-    /// Proves that every block is accounted for and that no request is forgotten: each one waits for something that will come.
+    /// Proves that every block is accounted for and that no request is forgotten: each one waits
+    /// for something that will come.
     pub fn check_integrity(&self) -> Result<(), IntegrityError> {
         let held = self.active.values().flat_map(|request| request.blocks.iter().copied());
         let copied = self.copies.values().flat_map(|copy| copy.blocks.iter().copied());

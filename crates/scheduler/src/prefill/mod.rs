@@ -5,10 +5,13 @@
 //!                                                          └─▶ pushes, layer by layer, as soon as there is a grant ─┘
 //! ```
 //!
-//! A prefix that another node holds comes in before and beside the chunks: `fetch.rs`; one that many prompts begin with, before any of them: `copy.rs`.
+//! A prefix that another node holds comes in before and beside the chunks: `fetch.rs`. One that
+//! many prompts begin with comes before any of them: `replication.rs`.
 //!
-//! **Invariant**: an accepted job ends in exactly one of a first token with a finish reason, [`PrefillEvent::HandedOff`], [`PrefillEvent::Failed`], [`PrefillEvent::DecodeFailed`], or silence
-//! after an abort. Its blocks stay until its step is over, its fetch, and each of its batches has answered.
+//! **Invariant**: an accepted job ends in exactly one of a first token with a finish reason,
+//! [`PrefillEvent::HandedOff`], [`PrefillEvent::Failed`], [`PrefillEvent::DecodeFailed`], or
+//! silence after an abort. Its blocks stay until its step is over, its fetch, and each of its
+//! batches has answered.
 
 mod chunk;
 mod effect;
@@ -42,7 +45,8 @@ use fetch::{Source, nobody_avoided};
 use replication::Incoming;
 use request::{Active, GrantState, HandoffState, Queued, Transfer};
 
-/// What decides on a prefill node: queue, chunks, grants, layer-wise pushes, handoffs, the prefix cache of its arena.
+/// What decides on a prefill node: queue, chunks, grants, layer-wise pushes, handoffs, the prefix
+/// cache of its arena.
 #[derive(Debug)]
 pub struct PrefillCore {
     config: PrefillConfig,
@@ -54,7 +58,8 @@ pub struct PrefillCore {
     step: Option<RunningStep>,
     /// When the last layer of the step in flight was computed, once it is.
     layers_ended: Option<Instant>,
-    /// Requests that ended before their grant request was answered, by the answer's key. Bounded by the calls that are out.
+    /// Requests that ended before their grant request was answered, by the answer's key. Bounded by
+    /// the calls that are out.
     late_grants: BTreeMap<RequestKey, baton_types::DecodeTarget>,
     leases: Leases,
     copies: BTreeMap<RequestKey, Incoming>,
@@ -147,7 +152,7 @@ impl PrefillCore {
         }
     }
 
-    /// Cached blocks that nobody has used for long: room for copies.
+    /// Cached blocks that have been unused for long: room for replications.
     pub fn cold_blocks(&self, now: Instant) -> u32 {
         self.pool.cold(now, self.config.cold_after) as u32
     }
@@ -155,7 +160,8 @@ impl PrefillCore {
     /// Every [`Self::stage`].
     pub const STAGES: [&'static str; 5] = ["queued", "computing", "granted", "pushing", "handing_off"];
 
-    /// How far a request is: `queued`, `computing`, `granted`, `pushing` or `handing_off`; `None` if it is not here, or over.
+    /// How far a request is: `queued`, `computing`, `granted`, `pushing` or `handing_off`; `None`
+    /// if it is not here, or over.
     pub fn stage(&self, key: RequestKey) -> Option<&'static str> {
         if self.queued.contains_key(&key) {
             return Some("queued");
@@ -175,7 +181,8 @@ impl PrefillCore {
         self.queued.is_empty() && self.active.is_empty() && self.step.is_none() && nothing_migrates
     }
 
-    /// Up to `max` changes of the prefix cache that were not told yet, or a snapshot where they ran over.
+    /// Up to `max` changes of the prefix cache that were not told yet, or a snapshot if they ran
+    /// over.
     pub fn drain_kv_events(&mut self, max: usize) -> Option<KvEventBatch> {
         self.pool.drain_events(max)
     }
@@ -192,7 +199,8 @@ impl PrefillCore {
         self.effects.extend(self.stores.clear().map(PrefillEffect::Tier));
     }
 
-    /// A conductor sends a job. A job that is here already is ignored; one that cannot be taken fails at once.
+    /// A conductor sends a job. A job that is here already is ignored; one that cannot be taken
+    /// fails at once.
     pub fn on_submit(&mut self, now: Instant, job: PrefillJob) {
         if self.queued.contains_key(&job.key) || self.active.contains_key(&job.key) {
             return;
@@ -211,7 +219,7 @@ impl PrefillCore {
         self.plan_step(now);
     }
 
-    /// The owner of a request, or of a copy, gave up. Unknown ones are ignored.
+    /// The owner of a request, or of a replication, gave up. Unknown ones are ignored.
     pub fn on_abort(&mut self, now: Instant, key: RequestKey) {
         self.end(key, None);
         self.give_up_replications(ErrorKind::Cancelled, "the conductor gave it up", |copy, _| copy == key);
@@ -325,7 +333,8 @@ impl PrefillCore {
         self.effects.push_back(PrefillEffect::Emit { conductor, key, event });
     }
 
-    /// Ends a request, wherever it is, with the event that says so, or silently. What ended already, or is not here, stays as it is.
+    /// Ends a request, wherever it is, with the event that says so, or silently. What ended
+    /// already, or is not here, stays as it is.
     fn end(&mut self, key: RequestKey, event: Option<PrefillEvent>) {
         let conductor = match self.remove_queued(key) {
             Some(queued) => queued.job.conductor,
@@ -351,7 +360,8 @@ impl PrefillCore {
         self.queued.remove(&key)
     }
 
-    /// Stops the batches of a request that ended, and gives its grant back where the decode node did not take over.
+    /// Stops the batches of a request that ended, and gives its grant back if the decode node did
+    /// not accept the handoff.
     fn drop_transfer(&mut self, key: RequestKey) {
         let Some(transfer) = self.active.get_mut(&key).and_then(|request| request.transfer.as_mut()) else { return };
         if !transfer.inflight.is_empty() {
@@ -370,7 +380,8 @@ impl PrefillCore {
         }
     }
 
-    /// Lets go of the blocks of a request that ended, once neither the engine nor the transfer engine touches them.
+    /// Releases the blocks of a request that ended, once neither the engine nor the transfer engine
+    /// touches them.
     fn release_if_unused(&mut self, key: RequestKey) {
         let unused =
             |request: &Active| request.ended && !request.in_step && !request.is_pushing() && request.fetch.is_none();

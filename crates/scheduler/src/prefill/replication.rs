@@ -4,8 +4,9 @@
 //!   on_replicate ─▶ Fetch (bulk) ─▶ on_fetch_begun ─▶ on_fetched, layer by layer ─▶ on_fetch_done: blocks to the cache, Replicated
 //! ```
 //!
-//! It comes the way of a request's fetch, but nobody waits for it: it takes room that is free or that nobody has used for long, moves when nothing urgent does, and is given up when a
-//! request lacks room.
+//! It is a fetch like a request's, but no request waits for it. It takes room that is free or has
+//! been unused for long, and proceeds when nothing urgent does. It is given up when a request lacks
+//! room.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,7 +24,8 @@ use crate::tier::stored_after;
 pub(super) struct Incoming {
     conductor: ConductorId,
     hashes: Arc<[BlockHash]>,
-    /// Those that were here, held so that what comes can follow on them, and those that the rest is written to.
+    /// Those that were here, pinned so that what comes can follow on them, and those that the rest
+    /// is written to.
     pub blocks: Vec<BlockId>,
     /// How many were here.
     held: usize,
@@ -41,7 +43,8 @@ fn refuse<T>(kind: ErrorKind, message: String) -> Result<T, Refused> {
 }
 
 impl PrefillCore {
-    /// A conductor wants a prefix here. Answered once by [`PrefillEvent::Replicated`]; one that is under way is not ordered again.
+    /// A conductor wants a prefix here. Answered once by [`PrefillEvent::Replicated`]; one that is
+    /// under way is not ordered again.
     pub fn on_replicate(&mut self, now: Instant, order: PrefixReplication) {
         if self.copies.contains_key(&order.key) || self.knows(order.key) {
             return;
@@ -71,7 +74,7 @@ impl PrefillCore {
         if self.copies.len() >= self.config.max_replications {
             return refuse(
                 ErrorKind::Overloaded,
-                format!("{} copies are under way, as many as may", self.copies.len()),
+                format!("{} replications are under way, as many as may", self.copies.len()),
             );
         }
         if !self.queued.is_empty() {
@@ -84,7 +87,7 @@ impl PrefillCore {
         }
         let no_room = |error: baton_kv_cache::OutOfBlocks| Refused {
             kind: ErrorKind::Overloaded,
-            message: format!("no room that nobody needs: {error}"),
+            message: format!("no unneeded room: {error}"),
         };
         self.pool.check_fits(&blocks, hashes.len() - held).map_err(no_room)?;
         self.pool.acquire(&blocks);
@@ -109,14 +112,14 @@ impl PrefillCore {
         Ok(true)
     }
 
-    /// Whether the event was of a copy.
+    /// Whether the event was of a replication.
     pub(super) fn on_replication_begun(&mut self, key: RequestKey, blocks: usize) -> bool {
         let Some(copy) = self.copies.get_mut(&key) else { return false };
         copy.end = copy.end.min(copy.held + blocks);
         true
     }
 
-    /// Whether the event was of a copy.
+    /// Whether the event was of a replication.
     pub(super) fn on_replicated(&mut self, key: RequestKey, layer: u32) -> bool {
         let Some(copy) = self.copies.get_mut(&key) else { return false };
         assert_eq!(layer, copy.layers, "layers of a prefix come in order");
@@ -124,7 +127,7 @@ impl PrefillCore {
         true
     }
 
-    /// Nothing is written into the copy's blocks any more.
+    /// Nothing is written into the replication's blocks any more.
     pub(super) fn end_replication(&mut self, now: Instant, key: RequestKey, result: Result<FetchedBytes, Refused>) {
         let Some(copy) = self.copies.remove(&key) else { return };
         let result = self.whole(copy.layers, copy.given_up.map_or(result, Err));
@@ -141,7 +144,8 @@ impl PrefillCore {
         self.emit(copy.conductor, key, PrefillEvent::Replicated(report));
     }
 
-    /// Gives up the copies of which `which` is true. Their blocks come free once nothing is written into them.
+    /// Gives up the replications of which `which` is true. Their blocks come free once nothing is
+    /// written into them.
     pub(super) fn give_up_replications(
         &mut self,
         kind: ErrorKind,

@@ -44,13 +44,13 @@ pub(super) struct Active {
     pub submitted: Instant,
     pub turn: u64,
     pub started: Instant,
-    /// Tokens whose KV the node held when it started.
+    /// Tokens whose KV the node had cached when it started.
     pub held_tokens: usize,
-    /// Tokens whose KV need not be computed: those held, and those that come from another node.
+    /// Tokens whose KV need not be computed: those cached, and those that come from another node.
     pub cached_tokens: usize,
     /// Tokens whose KV is in the arena, or on its way.
     pub num_computed_tokens: usize,
-    /// Tokens whose KV is computed here: all, or those before the tail that the decode node computes.
+    /// Tokens whose KV is computed here: all, or those before the partial prefill.
     pub end: usize,
     /// Leading blocks that are hashed.
     pub num_complete_blocks: usize,
@@ -62,11 +62,11 @@ pub(super) struct Active {
     pub in_step: bool,
     /// The fetch failed under the step: what it gives for this request means nothing.
     pub spoiled: bool,
-    /// Its outcome is told; it stays only until nobody touches its blocks.
+    /// Its outcome is told; it stays only until its blocks are no longer in use.
     pub ended: bool,
     pub prompt_logprobs: Vec<TokenLogprobs>,
     pub first_token: Option<TokenId>,
-    /// `None` where the first token is the last.
+    /// `None` if the first token is the last.
     pub transfer: Option<Transfer>,
 }
 
@@ -140,7 +140,8 @@ pub(super) struct Transfer {
     pub handoff: HandoffState,
     /// Layers of runs of blocks that are final and not pushed yet.
     ready: VecDeque<(u32, Range<usize>)>,
-    /// Runs of blocks of each layer that were ever ready: what is computed a second time is not pushed again. A few: the prefix held, the one fetched, and what was computed.
+    /// Runs of blocks of each layer that were ever ready: what is computed a second time is not
+    /// pushed again. A few: the prefix cached, the one fetched, and what was computed.
     told: BTreeMap<u32, Vec<Range<usize>>>,
     /// Bytes of each batch in the transfer engine.
     pub inflight: BTreeMap<PushId, u64>,
@@ -202,7 +203,8 @@ impl Transfer {
         self.ready.extend(new.into_iter().map(|run| (layer, run)));
     }
 
-    /// The next batch, at most `max` spans, of what is ready and not held by the decode node. Empty while there is no grant.
+    /// The next batch, at most `max` spans, of what is ready and not cached at the decode node.
+    /// Empty while there is no grant.
     pub(super) fn take_spans(&mut self, blocks: &[BlockId], max: usize) -> Vec<PushSpan> {
         let GrantState::Granted(grant) = &self.grant else { return Vec::new() };
         let held = grant.held_blocks as usize;
@@ -224,7 +226,8 @@ impl Transfer {
         spans
     }
 
-    /// Names the batch of what was taken last; `blocks` are pushed in all, or held by the decode node.
+    /// Names the batch of what was taken last; `blocks` are pushed in all, or cached at the decode
+    /// node.
     pub(super) fn next_push(&mut self, blocks: usize) -> PushId {
         while let Some(told) = self.told.get(&self.pushed_layers)
             && without(0..blocks, told).is_empty()
@@ -241,7 +244,8 @@ impl Transfer {
         self.compute_ended = Some(now);
     }
 
-    /// Bytes whose acknowledgement was here when the last layer's compute ended, whenever it was taken in.
+    /// Bytes whose acknowledgement was here when the last layer's compute ended, whenever it was
+    /// taken in.
     fn bytes_at_compute_end(&self) -> u64 {
         let early = |&&(at, _): &&(Instant, u64)| self.compute_ended.is_some_and(|ended| at <= ended);
         self.acks.iter().filter(early).map(|(_, bytes)| bytes).sum()

@@ -1,4 +1,5 @@
-//! What a prefill core has to do with the tier below its arena. What reads back is a fetch like one from another node: `fetch.rs`.
+//! What a prefill core has to do with the tier below its arena. What reads back is a fetch like one
+//! from another node: `fetch.rs`.
 
 use std::time::Instant;
 

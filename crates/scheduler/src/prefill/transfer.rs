@@ -27,7 +27,8 @@ impl PrefillCore {
                     self.end(key, Some(decode_failed(ErrorKind::Internal, message)));
                 }
             }
-            // Within the time limit it may wait for room again, there or elsewhere: what is computed stays.
+            // Within the time limit it may wait for room again, there or elsewhere: what is
+            // computed stays.
             Err(refused) if refused.kind == ErrorKind::Overloaded && self.deadlines.is_after(key, now) => {
                 transfer.grant = GrantState::Refused;
                 let refused = Refused { message: format!("decode node {target}: {refused}"), ..refused };
@@ -43,7 +44,8 @@ impl PrefillCore {
         self.plan_step(now);
     }
 
-    /// The conductor's answer to [`PrefillEvent::GrantRefused`]. Ignored where the request has ended, or waits for no such answer.
+    /// The conductor's answer to [`PrefillEvent::GrantRefused`]. Ignored if the request has ended,
+    /// or waits for no such answer.
     pub fn on_reselect(&mut self, reselect: Reselect) {
         let key = reselect.key;
         let transfer = self.active.get_mut(&key).and_then(|request| request.transfer.as_mut());
@@ -54,7 +56,7 @@ impl PrefillCore {
         // Two that refuse at once are not asked in turn without a pause.
         let at_once = is_other && !std::mem::replace(&mut transfer.was_reselected, true);
         if is_other {
-            // Nobody is to wait behind its place in the line.
+            // No request is to wait behind its place in the line.
             self.effects.push_back(PrefillEffect::ReleaseGrant { key, target: asked, grant: GrantId::NONE });
         }
         // Another attempt at sharing the prompt would come too late to be worth it.
@@ -64,8 +66,8 @@ impl PrefillCore {
         self.ask_for_grant(key, if at_once { Duration::ZERO } else { GRANT_RETRY });
     }
 
-    /// A batch is over: its bytes are visible at the decode node, or it failed or was cancelled and its blocks are not read any more. Batches that are not known
-    /// are ignored.
+    /// A batch is over. Its bytes are visible at the decode node, or it failed or was cancelled and
+    /// its blocks are not read any more. Batches that are not known are ignored.
     pub fn on_push_done(&mut self, now: Instant, key: RequestKey, push: PushId, result: Result<PushReport, Refused>) {
         let Some(request) = self.active.get_mut(&key) else { return };
         let Some(transfer) = &mut request.transfer else { return };
@@ -90,7 +92,7 @@ impl PrefillCore {
         self.plan_step(now);
     }
 
-    /// The decode node's answer to the handoff. Ignored where the request has ended.
+    /// The decode node's answer to the handoff. Ignored if the request has ended.
     pub fn on_handoff_reply(&mut self, now: Instant, key: RequestKey, reply: Result<(), Refused>) {
         let Some(request) = self.active.get_mut(&key).filter(|request| !request.ended) else { return };
         let Some(transfer) = &mut request.transfer else { return };
@@ -115,7 +117,8 @@ impl PrefillCore {
         }
     }
 
-    /// The decode node says whether it computes the tail that it was asked to. Where it does not, this node does.
+    /// The decode node says whether it computes the partial prefill that it was asked for. If it
+    /// does not, this node does.
     fn settle_tail(&mut self, key: RequestKey, partial_prefill_tokens: usize) -> Result<(), String> {
         let Some(request) = self.active.get_mut(&key) else { return Ok(()) };
         match partial_prefill_tokens {
@@ -128,7 +131,8 @@ impl PrefillCore {
         Ok(())
     }
 
-    /// Whether the grant covers the prompt, or what comes before its tail: the decode node's word decides what is not pushed.
+    /// Whether the grant covers the prompt, or what comes before the partial prefill. The decode
+    /// node's word decides what is not pushed.
     fn check_grant(&self, key: RequestKey) -> Result<(), String> {
         let Some(request) = self.active.get(&key) else { return Ok(()) };
         let Some(GrantState::Granted(grant)) = request.transfer.as_ref().map(|transfer| &transfer.grant) else {
@@ -173,7 +177,8 @@ impl PrefillCore {
         }
     }
 
-    /// The handoff goes out with the first token, or, where the decode node draws that, with the grant; the decode node counts the bytes that are still to come.
+    /// The handoff goes out with the first token, or, if the decode node draws that, with the
+    /// grant. The decode node counts the bytes that are still to come.
     fn send_handoff(&mut self, now: Instant, key: RequestKey) {
         let Some(request) = self.active.get_mut(&key) else { return };
         let (first_token, is_partial) = (request.first_token, request.partial_prefill_tokens() > 0);

@@ -10,11 +10,13 @@ use super::{BookEntry, OutputToken};
 use crate::named;
 use crate::placement::Refusal;
 
-/// What the shell carries out, in order. Every effect that names an answer gets it once, at any later time. An answer that comes after its attempt is over changes
-/// nothing: what it was charged was ended in the books before, by a [`BookEntry::Ended`] that follows the question.
+/// What the shell carries out, in order. Every effect that names an answer gets it once, at any
+/// later time. An answer that comes after its attempt is over changes nothing. What it was charged
+/// was ended in the books before, by a [`BookEntry::Ended`] that follows the question.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RequestEffect {
-    /// Ask the cluster for nodes, [`Cluster::place`](crate::Cluster::place) and [`Cluster::assign`](crate::Cluster::assign). Answer: `on_placed`.
+    /// Ask the cluster for nodes, [`Cluster::place`](crate::Cluster::place) and
+    /// [`Cluster::assign`](crate::Cluster::assign). Answer: `on_placed`.
     Place {
         /// Names the attempt.
         key: RequestKey,
@@ -23,7 +25,8 @@ pub enum RequestEffect {
         /// Since the request's arrival.
         waited: Duration,
     },
-    /// Ask the cluster for another decode node, [`Cluster::reselect`](crate::Cluster::reselect). Answer: `on_reselected`.
+    /// Ask the cluster for another decode node, [`Cluster::reselect`](crate::Cluster::reselect).
+    /// Answer: `on_reselected`.
     AskReselect {
         /// The attempt.
         key: RequestKey,
@@ -32,7 +35,9 @@ pub enum RequestEffect {
         /// Why.
         refused: Refused,
     },
-    /// Ask the cluster for a decode node that can go on with the request, [`Cluster::place_migration`](crate::Cluster::place_migration). Answer: `on_migration_placed`.
+    /// Ask the cluster for a decode node that can go on with the request,
+    /// [`Cluster::place_migration`](crate::Cluster::place_migration). Answer:
+    /// `on_migration_placed`.
     PlaceMigration {
         /// The attempt that runs.
         key: RequestKey,
@@ -43,14 +48,14 @@ pub enum RequestEffect {
         /// Who did not take it.
         exclude: Vec<NodeId>,
     },
-    /// Send the job to a node. Where that cannot be reached: `on_unreachable`.
+    /// Send the job to a node. If that cannot be reached: `on_unreachable`.
     Submit {
         /// The node.
         node: NodeId,
         /// The job.
         job: PrefillJob,
     },
-    /// Tell a prefill node who is asked for room next. No answer.
+    /// Tell a prefill node which decode node is asked for room next. No answer.
     Reselect {
         /// The node.
         node: NodeId,
@@ -111,7 +116,7 @@ pub enum RequestNote {
     GrantRefused {
         /// Who did.
         from: NodeId,
-        /// Who is asked next; `None` where it is the same one.
+        /// The one that is asked next; `None` if it is the same one.
         to: Option<NodeId>,
         /// Why.
         refused: Refused,
@@ -123,14 +128,14 @@ pub enum RequestNote {
         /// Tokens that the client had.
         output_tokens: u32,
     },
-    /// So much of it was brought there.
+    /// So much of it was fetched there.
     Fetched(FetchReport),
     /// The other decode node did not take it.
     MigrationFailed {
         /// Why.
         reason: String,
     },
-    /// A prefix could not be brought, and is computed.
+    /// A prefix could not be fetched, and is computed.
     FetchFailed(Refused),
 }
 
@@ -163,7 +168,7 @@ pub enum RequestError {
     /// It took longer than it may.
     #[error("not over within {0:?}: the request was ended")]
     TimedOut(Duration),
-    /// The client went away, or somebody aborted it.
+    /// The client went away, or the request was aborted.
     #[error("the request was aborted")]
     Aborted,
     /// The conductor is being stopped.

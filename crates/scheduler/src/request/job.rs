@@ -30,7 +30,8 @@ pub struct RequestJob {
     pub timeout: Duration,
     /// Larger goes first; 0 is ordinary.
     pub priority: i32,
-    /// Another answer to the same prompt was taken in with this one, and these nodes hold it; else empty.
+    /// Another answer to the same prompt was taken in with this one, and these nodes hold it; else
+    /// empty.
     pub beside: Vec<NodeId>,
 }
 
@@ -40,24 +41,28 @@ impl RequestJob {
         self.sampling.max_tokens > 1
     }
 
-    /// Whether the prompt is computed whole, whatever is cached: each of its positions is asked about.
+    /// Whether the prompt is computed whole, whatever is cached: each of its positions is asked
+    /// about.
     pub fn bypasses_cache(&self) -> bool {
         self.sampling.prompt_logprobs.is_some()
     }
 
-    /// Whether a request that finished was within its objectives; those that it does not have count as met.
+    /// Whether a request that finished was within its objectives; those that it does not have count
+    /// as met.
     pub fn is_met_by(&self, ttft: Duration, tbt: Option<Tbt>) -> bool {
         self.slo.ttft.is_none_or(|limit| Ttft(ttft) <= limit)
             && self.slo.tbt.zip(tbt).is_none_or(|(limit, tbt)| tbt <= limit)
     }
 
-    /// Whether an attempt is of what was taken in already, and is not refused by prediction any more.
+    /// Whether an attempt is of what was taken in already, and is not refused by prediction any
+    /// more.
     fn is_accepted(&self, key: RequestKey) -> bool {
         key.attempt.0 > 0 || !self.beside.is_empty()
     }
 
-    /// What is asked of the cluster after `output_tokens` of the output, which the nodes `alike` gave, `waited` after the request's arrival: its objectives count from there.
-    /// What was accepted has none any more.
+    /// What is asked of the cluster after `output_tokens` of the output, which the nodes `alike`
+    /// gave, `waited` after the request's arrival. Its objectives count from there. What was
+    /// accepted has none any more.
     pub fn placement_request<'a>(
         &'a self,
         key: RequestKey,
@@ -87,7 +92,8 @@ impl RequestJob {
         }
     }
 
-    /// The job as its prefill node gets it, which has so much time left, after these tokens of the output.
+    /// The job as its prefill node gets it, which has so much time left, after these tokens of the
+    /// output.
     pub(super) fn prefill_job(
         &self,
         key: RequestKey,

@@ -1,8 +1,10 @@
 //! A request whose decode node has no room for it, or is on its way out, goes on at another one.
 //!
-//! Its node offers it and goes on as it can. Where another node has room, that one is asked to go on under an attempt of its own, with the tokens that the client has, and
-//! brings the blocks from where they are. Until it says that it has taken the sequence, what the first node gives counts, and whatever fails leaves the request there; from
-//! then on the new attempt counts, and the first node is told to forget it. Tokens that come from both are the same, and come to the client once.
+//! Its node offers it and goes on as it can. If another node has room, that one is asked to go on
+//! under an attempt of its own, with the tokens that the client has. It fetches the blocks from the
+//! first node. Until it says that it has taken the sequence, what the first node gives counts, and
+//! whatever fails leaves the request there. From then on the new attempt counts, and the first node
+//! is told to forget it. Tokens that come from both are the same, and come to the client once.
 
 use std::time::Instant;
 
@@ -13,7 +15,7 @@ use crate::ledger::NodeStart;
 
 /// How often other nodes are asked to take one request off a decode node.
 const MAX_TRIES: u32 = 16;
-/// How often one request moves.
+/// How often one request migrates.
 const MAX_MOVES: u32 = 4;
 
 /// Who was asked to go on with a request, and the attempt that it would go on as.
@@ -23,12 +25,12 @@ pub(super) struct Asked {
     pub(super) to: NodeStart,
 }
 
-/// What there was of an attempt's moves.
+/// What there was of an attempt's migrations.
 #[derive(Debug, Default)]
 pub(super) struct Migrations {
-    /// How often somebody was asked, at this decode node.
+    /// How often a node was asked, at this decode node.
     tries: u32,
-    /// Who did not take it; they are asked again once nobody else is left.
+    /// Nodes that did not take it; they are asked again once no other node is left.
     refused: Vec<NodeId>,
     /// The attempt that it would go on as, while the cluster is asked for a node.
     asking: Option<RequestKey>,
@@ -52,7 +54,8 @@ impl RequestCore {
     /// The request's decode node would rather have it go on elsewhere.
     pub(super) fn on_offered(&mut self, output_tokens: u32) {
         let is_free = self.moves.tries < MAX_TRIES && self.timeline.moves < MAX_MOVES && self.moves.asking.is_none();
-        // Before the first token is in order, or the prefill node is done, it is early: it is offered again.
+        // Before the first token is in order, or the prefill node is done, it is early: it is
+        // offered again.
         let is_settled = self.state == State::Decoding && self.output.len() == output_tokens;
         let Some(Attempted { key, .. }) = self.attempted.as_ref().filter(|_| is_free && is_settled) else { return };
         let tokens = self.job.tokens.len() as u32 + output_tokens;
@@ -63,7 +66,8 @@ impl RequestCore {
         self.effects.push_back(RequestEffect::PlaceMigration { key, to, tokens, exclude });
     }
 
-    /// The cluster's answer to the [`RequestEffect::PlaceMigration`] that names this attempt; `None` if no node has room.
+    /// The cluster's answer to the [`RequestEffect::PlaceMigration`] that names this attempt;
+    /// `None` if no node has room.
     pub fn on_migration_placed(&mut self, key: RequestKey, to: Option<MigrationAssignment>) {
         if self.moves.asking.take_if(|asking| *asking == key).is_none() {
             // It is over, and so is what was charged.
@@ -90,7 +94,7 @@ impl RequestCore {
         }
     }
 
-    /// The node that was asked does not take the request: it stays where it is.
+    /// The node that was asked does not take the request: it stays at its node.
     pub(super) fn on_migration_failed(&mut self, reason: &str) {
         if let State::Migrating(asked) = &self.state {
             self.moves.refused.push(asked.to.0.clone());
@@ -99,7 +103,7 @@ impl RequestCore {
         }
     }
 
-    /// Whoever was asked need not go on with it.
+    /// The node that was asked need not go on with it.
     pub(super) fn give_up_migration(&mut self) {
         let State::Migrating(asked) = &self.state else { return };
         let key = RequestKey { request: self.job.request, attempt: asked.attempt };
@@ -109,7 +113,8 @@ impl RequestCore {
         self.effects.push_back(RequestEffect::Abort { node, key });
     }
 
-    /// The request is the other node's from now on; also where that has not answered yet, and the one that it was on has failed. `false`: nobody was asked.
+    /// The request is the other node's from now on. Also if that has not answered yet, and the
+    /// request's own node has failed. `false`: no node was asked.
     pub(super) fn go_on_at_other(&mut self, now: Instant) -> bool {
         let State::Migrating(Asked { attempt, to }) = &self.state else { return false };
         let (attempt, to) = (*attempt, to.clone());
@@ -127,7 +132,7 @@ impl RequestCore {
         true
     }
 
-    /// The other node has it, and has brought so much of it.
+    /// The other node has it, and has fetched so much of it.
     pub(super) fn on_kv_fetched(&mut self, report: FetchReport) {
         if let Some(Attempted { key, .. }) = &self.attempted {
             self.book(*key, BookEntry::Fetched { way: None, report: report.clone() });

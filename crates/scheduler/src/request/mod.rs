@@ -1,20 +1,24 @@
-//! One request's life at its conductor: from its first placement to its end, through as many attempts as it takes.
+//! One request's life at its conductor: from its first placement to its end, through as many
+//! attempts as it takes.
 //!
 //! ```text
 //!             ┌──────────────────── a node failed: Recovering, then placed again ───────────────────┐
 //!             ▼                                                                                     │
 //!   Placing ─▶ Prefilling ─ first token ─▶ HandingOff ─ handed off ─▶ Decoding ◀─▶ Migrating ────────┤
 //!    │  ▲          │                                                     ▲   │                      │
-//!    ▼  │          └─ handed off, the decode node computes the tail ─▶ Following                   │
+//!    ▼  │          └─ handed off, the decode node computes the rest ─▶ Following                   │
 //!    Held                                                                    │                      │
 //!                                 the client has everything: Settling ◀──────┴──────▶ Ended ◀───────┘
 //! ```
 //!
-//! An attempt that fails is followed by one on other nodes, which computes the prompt and the output that the client has, and goes on from there. Sampling has no hidden state, so
-//! the next tokens are those that would have come. Tokens already sent never change: one that comes once more, and differently, ends the request with an error. How a request is
-//! placed again: `recovery.rs`; how it gets to another decode node: `moves.rs`.
+//! An attempt that fails is followed by one on other nodes, which computes the prompt and the
+//! output that the client has, and goes on from there. Sampling has no hidden state, so the next
+//! tokens are those that would have come. Tokens already sent never change: one that comes once
+//! more, and differently, ends the request with an error. How a request is placed again:
+//! `recovery.rs`; how it gets to another decode node: `migration.rs`.
 //!
-//! **Invariant**: a request ends in exactly one [`RequestEffect::End`], and every attempt that was placed is ended in the cluster's books before it.
+//! **Invariant**: a request ends in exactly one [`RequestEffect::End`], and every attempt that was
+//! placed is ended in the cluster's books before it.
 
 mod effect;
 mod job;
@@ -51,7 +55,8 @@ const HANDOFF_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bounds of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestLimits {
-    /// Without any event for this long, offers by its decode node not counted, it is ended; nor does it wait in the admission queue for longer.
+    /// Without any event for this long, offers by its decode node not counted, it is ended. Nor
+    /// does it wait in the admission queue for longer.
     pub stall_timeout: Duration,
     /// So many attempts may fail. One whose node drains, or had not begun, is not counted.
     pub max_attempts: u32,
@@ -70,7 +75,8 @@ pub enum RequestEvent {
     Prefill(PrefillEvent),
     /// The node that decodes.
     Decode(DecodeEvent),
-    /// The decode node would rather have it go on at another one. All of its output so far, so many tokens, was sent before.
+    /// The decode node would rather have it go on at another one. All of its output so far, so many
+    /// tokens, was sent before.
     Offered(u32),
 }
 
@@ -83,7 +89,8 @@ enum State {
     Held { look_at: Instant },
     /// No token of this attempt is here.
     Prefilling,
-    /// Nor here, but the prefill node has done its part: the decode node computes the tail.
+    /// Nor here, but the prefill node has done its part: the decode node computes the rest (partial
+    /// prefill).
     Following,
     /// The first token of this attempt is here; the prefill node has not handed off.
     HandingOff,
@@ -141,7 +148,8 @@ pub struct RequestCore {
     was_held: bool,
     moves: Migrations,
     output: OutputOrder,
-    /// Until when the first token is kept back, so that the gap to the next one is not longer than the others.
+    /// Until when the first token is kept back, so that the gap to the next one is not longer than
+    /// the others.
     paced_until: Option<Instant>,
     finish: Option<FinishReason>,
     /// When the last event came from its nodes.
@@ -195,7 +203,8 @@ impl RequestCore {
         self.effects.pop_front()
     }
 
-    /// When [`Self::on_wakeup`] is due. It moves on with every event, so that a shell may look at it late.
+    /// When [`Self::on_wakeup`] is due. It becomes later with every event, so that a shell may look
+    /// at it late.
     pub fn next_wakeup(&self) -> Option<Instant> {
         let due = match &self.state {
             State::Ended => return None,
@@ -299,7 +308,8 @@ impl RequestCore {
         Tbt::of_gaps(&mut self.gaps.clone())
     }
 
-    /// The cluster's answer to the [`RequestEffect::Place`] that names this attempt; `now` is when it decided.
+    /// The cluster's answer to the [`RequestEffect::Place`] that names this attempt; `now` is when
+    /// it decided.
     pub fn on_placed(&mut self, now: Instant, key: RequestKey, placed: Result<Assignment, Refusal>) {
         if key != self.next_key() {
             return;
@@ -308,12 +318,13 @@ impl RequestCore {
             (Ok(to), State::Placing | State::Recovering(_)) => self.begin(now, to),
             (Err(refusal), State::Placing) => self.on_refused(now, refusal),
             (Err(refusal), State::Recovering(_)) => self.on_no_other_nodes(now, &refusal),
-            // Nobody asked.
+            // It was not asked for.
             _ => {}
         }
     }
 
-    /// Before it is taken in: it is refused, or waits while its objective leaves time for the cluster to get room.
+    /// Before it is taken in: it is refused, or waits while its objective leaves time for the
+    /// cluster to get room.
     fn on_refused(&mut self, now: Instant, refusal: Refusal) {
         let waited = now.saturating_duration_since(self.arrived);
         let is_held = waited <= self.limits.stall_timeout;
@@ -385,7 +396,8 @@ impl RequestCore {
         let message = "its session ended in this moment";
         match &self.state {
             State::Migrating(asked) if asked.to.0 == *node => self.on_migration_failed(message),
-            // Nobody has worked for it yet: it is as good as not placed, and may still be refused, or wait.
+            // No node has worked for it yet: it is as good as not placed, and may still be refused,
+            // or wait.
             State::Prefilling if self.last_attempt == Some(Attempt(0)) => {
                 self.end_attempt(false);
                 (self.attempted, self.last_attempt, self.state) = (None, None, State::Placing);
@@ -396,7 +408,8 @@ impl RequestCore {
         }
     }
 
-    /// A node said something about an attempt. What is about an attempt that is over is ignored: what was on its way when it failed must not fail the next one.
+    /// A node said something about an attempt. What is about an attempt that is over is ignored:
+    /// what was on its way when it failed must not fail the next one.
     pub fn on_event(&mut self, now: Instant, attempt: Attempt, event: RequestEvent) {
         if !matches!(event, RequestEvent::Offered(_)) && self.is_heard(attempt) {
             self.heard = now;
@@ -476,7 +489,7 @@ impl RequestCore {
         }
     }
 
-    /// What a push took; where the decode node computes the tail, compute hides it in another way.
+    /// What a push took; in a partial prefill compute hides it in another way.
     fn on_pushed(&mut self, transfer: &KvTransfer) {
         let Some(Attempted { key, placement, .. }) = &self.attempted else { return };
         if let Some(to) =
@@ -505,7 +518,7 @@ impl RequestCore {
                 if index != self.first_index() {
                     return self.on_token(now, index, token);
                 }
-                // The decode node computed the tail of the prompt.
+                // The decode node computed the last part of the prompt.
                 if let Some(attempted) = &self.attempted {
                     self.timeline.prefill_compute = now.saturating_duration_since(attempted.prefill_started);
                 }
@@ -621,8 +634,9 @@ impl RequestCore {
         }
     }
 
-    /// The cluster's answer to [`RequestEffect::AskReselect`]: another decode node, or the same one, which need not keep to the objective then: a request that was taken in is
-    /// served. `None`: that node is gone.
+    /// The cluster's answer to [`RequestEffect::AskReselect`]: another decode node, or the same
+    /// one. The same one need not keep to the objective then: an admitted request is served.
+    /// `None`: that node is gone.
     pub fn on_reselected(
         &mut self,
         now: Instant,
@@ -651,7 +665,7 @@ impl RequestCore {
         self.effects.push_back(RequestEffect::Reselect { node, reselect: Reselect { key, decode } });
     }
 
-    /// The client went away, or somebody aborted the request.
+    /// The client went away, or the request was aborted.
     pub fn on_abort(&mut self, now: Instant) {
         self.end(now, Err(RequestError::Aborted));
     }
@@ -705,13 +719,14 @@ impl RequestCore {
             return;
         }
         self.give_up_migration();
-        // What has not been asked is not asked any more: its answer would come after the end, and stay charged.
+        // What has not been asked is not asked any more: its answer would come after the end, and
+        // stay charged.
         self.effects.retain(|effect| !effect.is_question());
         let is_running = !self.is_over();
         if let (Ok(_), Some(Attempted { key, placement, .. })) = (&outcome, &self.attempted)
             && placement.decode.is_some()
         {
-            // Where one token was asked for, its number says nothing of answers.
+            // If one token was asked for, its number says nothing of answers.
             self.book(*key, BookEntry::Finished { output_tokens: self.output.len() });
         }
         if is_running {

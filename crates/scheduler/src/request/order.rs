@@ -1,7 +1,8 @@
 //! A request's tokens as they come in from two nodes: puts them into order and drops repeated ones.
 //!
-//! The first token comes from the prefill node and the rest from the decode node, over different connections, so token 1 may be here before token 0. A later attempt gives
-//! the same tokens once more, from the first one on.
+//! The first token comes from the prefill node and the rest from the decode node, over different
+//! connections. So token 1 may be here before token 0. A later attempt gives the same tokens once
+//! more, from the first one on.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use baton_types::{FinishReason, TokenId, TokenLogprobs};
 pub struct OutputToken {
     /// The token.
     pub token: TokenId,
-    /// Its log-probabilities, where asked for.
+    /// Its log-probabilities, if asked for.
     pub logprobs: Option<TokenLogprobs>,
     /// Set on the last token.
     pub finish: Option<FinishReason>,

@@ -14,7 +14,8 @@ pub(super) const RECOVERY_PATIENCE: Duration = Duration::from_secs(10);
 const MAX_DEATHS: usize = 2;
 /// How often a request is placed again because its nodes drain, or had not begun.
 const MAX_UNFINISHED: u32 = 16;
-/// How soon it looks again, at first and at last. Many may look at once: each look is twice as late as the one before.
+/// How soon it looks again, at first and at last. Many may look at once: each look is twice as late
+/// as the one before.
 pub(super) const RECOVERY_POLL: Duration = Duration::from_millis(100);
 const SLOWEST_POLL: Duration = Duration::from_millis(1600);
 
@@ -29,10 +30,11 @@ pub(super) struct Recovery {
     pub(super) poll: Duration,
     /// When the cluster is asked again; `None` while it is being asked.
     pub(super) look_at: Option<Instant>,
-    /// Whether it is asked for other nodes than those that failed. These may be back: a supervisor starts a node again within seconds.
+    /// Whether it is asked for other nodes than those that failed. These may be back: a supervisor
+    /// starts a node again within seconds.
     pub(super) excludes: bool,
-    /// Whether the output is computed with the prompt. If no node that computes prompts has room for both, all comes once more, and what the client has is
-    /// dropped.
+    /// Whether the output is computed with the prompt. If no node that computes prompts has room
+    /// for both, all comes once more, and what the client has is dropped.
     pub(super) with_output: bool,
 }
 
@@ -90,7 +92,8 @@ pub(super) enum Fault {
 }
 
 impl RequestCore {
-    /// A start of a node went away, at `at`. The request goes on at others. If the node may come back, the last attempt waits for it.
+    /// A start of a node went away, at `at`. The request goes on at others. If the node may come
+    /// back, the last attempt waits for it.
     pub fn on_node_away(&mut self, now: Instant, at: Instant, (node, generation): (&NodeId, Generation), away: Away) {
         let may_come_back = match away {
             Away::Silent => true,
@@ -107,7 +110,8 @@ impl RequestCore {
             return self.on_migration_failed(away.as_str());
         }
         let Some(attempted) = &self.attempted else { return };
-        // A loss from before the placement is not this attempt's: the node is back, and was chosen since.
+        // A loss from before the placement is not this attempt's: the node is back, and was chosen
+        // since.
         if self.is_over() || at < attempted.since || !attempted.starts.iter().any(start) {
             return;
         }
@@ -167,14 +171,16 @@ impl RequestCore {
         self.fail(now, RequestError::Node { node, refused });
     }
 
-    /// An attempt failed. If its node had not begun, it is not counted: it drains, or was about to be lost.
+    /// An attempt failed. If its node had not begun, it is not counted: it drains, or was about to
+    /// be lost.
     pub(super) fn fail(&mut self, now: Instant, why: RequestError) {
         let has_begun = self.attempted.as_ref().is_some_and(|attempted| attempted.has_begun);
         let fault = if has_begun { Fault::Failed } else { Fault::None };
         self.fail_with(now, why, fault);
     }
 
-    /// Starts over on other nodes after a failure that another node may not have; ends with the error if that cannot help.
+    /// Starts over on other nodes after a failure that another node may not have; ends with the
+    /// error if that cannot help.
     pub(super) fn fail_with(&mut self, now: Instant, why: RequestError, fault: Fault) {
         if self.is_over() {
             return;

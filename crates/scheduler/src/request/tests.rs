@@ -220,7 +220,7 @@ fn what_takes_longer_than_it_may_is_ended_at_its_nodes_too() {
     assert_eq!(shell.ended, Some(Err(RequestError::TimedOut(timeout))));
     assert_eq!(shell.aborted(), [("p0".to_owned(), 0), ("d0".to_owned(), 0)]);
 
-    // Whoever waits in the admission queue, too.
+    // A request in the admission queue, too.
     let mut shell = Shell::new(RequestJob { timeout, ..self::job(8) });
     shell.take();
     shell.answer(Err(refusal(Some(Duration::from_secs(60)))));
@@ -273,7 +273,8 @@ fn the_report_of_the_handoff_is_waited_for_and_not_for_long() {
     }
 }
 
-/// A request for four tokens, whose client has the first one and the log-probabilities of the prompt.
+/// A request for four tokens, whose client has the first one and the log-probabilities of the
+/// prompt.
 fn begun_with_prompt_logprobs() -> Shell {
     let sampling = SamplingParams { prompt_logprobs: Some(0), ..(*job(4).sampling).clone() };
     let mut shell = Shell::placed(RequestJob { sampling: Arc::new(sampling), ..job(4) });
@@ -328,7 +329,7 @@ fn others_go_on_after_what_the_client_has_when_a_node_is_lost() {
 }
 
 #[test]
-fn all_is_computed_once_more_where_no_node_has_room_for_prompt_and_output() {
+fn all_is_computed_once_more_if_no_node_has_room_for_prompt_and_output() {
     let mut shell = begun_with_prompt_logprobs();
     shell.tell(0, token(1, 11, None));
     shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::GivenUp);
@@ -479,7 +480,7 @@ fn it_is_placed_so_often_and_not_for_longer_than_it_is_worth() {
 }
 
 #[test]
-fn it_waits_at_the_door_while_there_may_be_room() {
+fn it_waits_in_the_admission_queue_while_there_may_be_room() {
     let mut shell = Shell::new(job(4));
     shell.take();
     for _ in 0..3 {

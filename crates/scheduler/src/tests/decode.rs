@@ -22,7 +22,7 @@ pub(super) struct Node {
     pub effects: Vec<DecodeEffect>,
 }
 
-/// Room for whole answers, and nobody waits for it.
+/// Room for whole answers, and no request waits for it.
 pub(super) fn config(num_blocks: u32) -> DecodeConfig {
     DecodeConfig { growth_blocks: usize::MAX, grant_wait: Duration::ZERO, ..DecodeConfig::new(model(num_blocks)) }
 }
@@ -326,7 +326,7 @@ fn the_context_ends_the_output_whatever_max_tokens_says() {
 }
 
 #[test]
-fn a_grant_under_which_nothing_moves_expires_and_its_blocks_wait_for_the_fence() {
+fn a_grant_whose_transfers_stall_expires_and_its_blocks_wait_for_the_fence() {
     let mut node = Node::new(config(10));
     let prompt = tokens(8);
     let reply = node.ask(grant_request(0, &prompt, 4)).unwrap();
@@ -463,7 +463,7 @@ fn a_release_ends_the_sequence_wherever_it_is() {
 }
 
 #[test]
-fn a_failed_step_fails_everybody_in_it() {
+fn a_failed_step_fails_all_sequences_in_it() {
     let mut node = Node::new(config(20));
     node.admit(0, &tokens(8), 4);
     let plan = node.take_step();
@@ -507,7 +507,7 @@ impl Node {
         })
     }
 
-    /// As the engine does it: a token where one is due.
+    /// As the engine does it: a token if one is due.
     pub fn finish(&mut self, plan: &StepPlan, token: TokenId) {
         let output = |sequence: &crate::StepSequence| StepOutput {
             key: sequence.key,
@@ -526,7 +526,7 @@ pub(super) fn ranges(plan: &StepPlan) -> Vec<(u128, std::ops::Range<usize>)> {
 }
 
 #[test]
-fn the_youngest_gives_way_where_blocks_run_out_and_is_computed_again_before_newcomers() {
+fn the_youngest_is_preempted_if_blocks_run_out_and_is_computed_again_before_newcomers() {
     let mut node = Node::new(DecodeConfig { growth_blocks: 0, prompt_budget: 6, ..config(5) });
     node.admit(0, &tokens(7), 10);
     node.admit(1, &[30, 31, 32, 33, 34, 35, 36], 6);
@@ -547,7 +547,8 @@ fn the_youngest_gives_way_where_blocks_run_out_and_is_computed_again_before_newc
     let refused = node.take_refusal();
     assert_eq!(refused.kind, ErrorKind::Overloaded);
     assert_eq!(refused.message, "no room for 1 prompt and 2 output tokens: others wait for it, too");
-    // When the first one is done, its tokens are computed again, six at a time, but for what is still in the cache.
+    // When the first one is done, its tokens are computed again, six at a time, but for what is
+    // still in the cache.
     while node.core.load().running == 1 && plan.sequences[0].key == key(0) {
         node.finish(&plan, 41);
         plan = node.take_step();
@@ -592,7 +593,7 @@ fn a_grant_is_refused_while_the_steps_take_longer_than_the_sequence_can_bear() {
     assert_eq!(refused.kind, ErrorKind::Overloaded, "it does not wait in line: {refused}");
     assert_eq!(refused.message, "the steps take 49ms, the time between tokens is to be 48ms at most");
     assert!(node.ask(ask(3, Some(50 * MS))).is_ok() && node.ask(ask(4, None)).is_ok());
-    // Once nobody runs, what the steps took is forgotten.
+    // Once none runs, what the steps took is forgotten.
     let _ = node.run();
     assert!(node.ask(ask(5, Some(MS))).is_ok());
 }
@@ -632,7 +633,7 @@ fn a_grant_waits_for_room_and_is_refused_in_time() {
         refused.message.starts_with("no room came free in time: no room for 20 prompt and 2 output tokens"),
         "{refused}"
     );
-    // Its place is kept for a moment, and nobody waits behind it once it is given up.
+    // Its place is kept for a moment, and no request waits behind it once it is given up.
     node.after(MS, |core, now| core.on_grant_request(now, grant_request(9, &[45, 46], 3)));
     let is_granted = |node: &Node| {
         let granted =

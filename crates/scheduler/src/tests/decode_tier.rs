@@ -154,12 +154,12 @@ fn blocks_of_a_request_that_was_aborted_wait_for_the_tier() {
 }
 
 #[test]
-fn what_is_not_brought_of_a_sequence_that_moves_comes_from_the_tier() {
+fn what_is_not_fetched_of_a_migrated_sequence_comes_from_the_tier() {
     let mut node = Node::with_lost_prompt();
     let fetch = FetchSource { node: target().node, generation: Generation(1), address: String::new(), tokens: 17 };
     let resumed = PrefillJob { is_migration: true, output_tokens: 2, fetch: Some(fetch), ..job(2, 0..18, 4) };
     node.now(|core, now| core.on_submit(now, resumed));
-    assert!(node.load().is_none(), "nothing else is written into its blocks while it is brought");
+    assert!(node.load().is_none(), "nothing else is written into its blocks while it is fetched");
     let gone = Refused { kind: ErrorKind::NotFound, message: String::new() };
     node.now(|core, now| core.on_fetch_done(now, key(2), Err(gone)));
     let taken = node.take(|effect| match effect {

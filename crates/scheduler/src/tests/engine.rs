@@ -57,7 +57,7 @@ pub fn outputs(plan: &StepPlan) -> Vec<StepOutput> {
     plan.sequences.iter().map(output).chain(slice).collect()
 }
 
-/// What a tail's tokens are between two layers.
+/// What a partial prefill's tokens are between two layers.
 fn hidden(slice: &StepSlice, layer: u32) -> Vec<f32> {
     slice.sequence.tokens[slice.sequence.range.clone()]
         .iter()

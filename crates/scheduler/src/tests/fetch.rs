@@ -1,4 +1,5 @@
-//! Prefixes that another node holds, at the prefill core by itself. Blocks have 4 tokens, the model has 3 layers.
+//! Prefixes that another node holds, at the prefill core by itself. Blocks have 4 tokens, the model
+//! has 3 layers.
 
 use std::time::{Duration, Instant};
 
@@ -73,7 +74,8 @@ fn compute_begins_once_the_layers_keep_ahead_of_it() {
     node.finish_step(MS, &step, 1);
     assert!(node.core.is_idle());
 
-    // The prefix is in the cache like any other; one that computes faster than its layers come waits for them.
+    // The prefix is in the cache like any other; one that computes faster than its layers come
+    // waits for them.
     node.effects.clear();
     node.submit(fetching(1, 0..20, 1, 16, MS));
     assert!(!node.take_step().sequences[0].awaits_prefix);
@@ -163,7 +165,8 @@ fn a_prefix_that_is_late_spoils_its_part_of_the_step_and_its_source_is_left_alon
     node.effects.clear();
     node.after(MS, |core, now| core.on_prefix_late(now, step.id, key(0)));
     assert_eq!(node.effects, [PrefillEffect::CancelFetch { key: key(0) }]);
-    // The step goes on for the other; the prompt waits for the end of its fetch: its blocks may still be written.
+    // The step goes on for the other; the prompt waits for the end of its fetch: its blocks may
+    // still be written.
     node.finish_step(MS, &step, 1);
     node.effects.clear();
     node.fetched(0, 1);
@@ -181,7 +184,7 @@ fn a_prefix_that_is_late_spoils_its_part_of_the_step_and_its_source_is_left_alon
     assert_eq!(shares(&again), [(key(0), 0..12)]);
     node.finish_step(MS, &again, 1);
 
-    // Whoever is late once is late again: others compute what it holds, for a while.
+    // A source that is late once is late again: others compute what it holds, for a while.
     let fetches = |node: &Node| node.effects.iter().any(|effect| matches!(effect, PrefillEffect::Fetch { .. }));
     node.submit(fetching(4, 20..32, 1, 8, second));
     assert!(!fetches(&node));

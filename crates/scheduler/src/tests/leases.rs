@@ -41,7 +41,7 @@ fn a_prompt_that_needs_what_readers_hold_is_not_put_off_by_more_readers() {
     let mut node = Node::new(PrefillConfig { model: model(BLOCKS), ..config() });
     node.run_alone(job(0, 0..16, 1));
     let first = node.lease(lease(7, 0..16)).unwrap();
-    assert!(node.lease(lease(8, 0..16)).is_ok(), "nobody waits");
+    assert!(node.lease(lease(8, 0..16)).is_ok(), "no request waits");
     // 10 of 12 blocks, and four are read.
     node.submit(job(1, 5..45, 1));
     assert_eq!(node.lease(lease(9, 0..16)), Err(ErrorKind::Overloaded));

@@ -37,7 +37,7 @@ impl Node {
 }
 
 #[test]
-fn a_sequence_without_room_is_offered_now_and_then_and_what_is_taken_is_let_go() {
+fn a_sequence_without_room_is_offered_now_and_then_and_what_is_taken_is_released() {
     let mut node = Node::new(DecodeConfig { growth_blocks: 0, ..config(5) });
     node.admit(0, &prompt(0, 7), 10);
     node.admit(1, &prompt(1, 7), 6);
@@ -100,7 +100,7 @@ fn resumed(n: u64, there: u32) -> PrefillJob {
 }
 
 #[test]
-fn a_sequence_of_another_node_goes_on_here_with_what_was_brought() {
+fn a_sequence_of_another_node_goes_on_here_with_what_was_fetched() {
     // Whole, in part, and not at all.
     for (brought, computed) in [(Some(3), 12..14), (Some(1), 4..14), (None, 0..14)] {
         let mut node = Node::new(config(20));
@@ -153,7 +153,7 @@ fn a_sequence_that_would_have_to_wait_is_not_taken() {
 }
 
 #[test]
-fn one_that_is_still_coming_gives_way_first_and_its_blocks_stay_until_nothing_comes() {
+fn one_that_is_still_coming_is_preempted_first_and_its_blocks_stay_until_nothing_comes() {
     let mut node = Node::new(DecodeConfig { growth_blocks: 0, ..config(8) });
     node.admit(1, &prompt(1, 7), 20);
     node.after(MS, |core, now| core.on_submit(now, resumed(0, 13)));

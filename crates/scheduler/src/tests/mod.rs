@@ -6,7 +6,7 @@ pub(crate) mod engine;
 mod fetch;
 mod leases;
 mod migration;
+mod partial_prefill;
 mod prefill;
 mod replication;
 mod room;
-mod tails;

@@ -176,7 +176,8 @@ fn requests_share_a_chunk_and_shares_end_on_block_boundaries() {
     node.submit(job(2, 20..40, 1));
     node.submit(job(3, 40..43, 1));
     node.finish_step(MS, &first, 1);
-    // 16 tokens: 6 of request 1, then whole blocks of request 2 within the 10 that are left; 2 are too few for request 3 to start.
+    // 16 tokens: 6 of request 1, then whole blocks of request 2 within the 10 that are left. 2 are
+    // too few for request 3 to start.
     let second = node.take_step();
     assert_eq!(shares(&second), [(key(1), 0..6), (key(2), 0..8)]);
     assert_eq!((second.sequences[1].logits, second.sequences[1].zero_tail), (LogitsWanted::None, None));
@@ -200,13 +201,13 @@ fn a_chunk_that_ends_a_prompt_is_not_filled_up_with_parts_of_others() {
     }
     node.finish_step(MS, &first, 1);
     let second = node.take_step();
-    assert_eq!(shares(&second), [(key(1), 0..6)], "whoever else were in it would make its first token wait");
+    assert_eq!(shares(&second), [(key(1), 0..6)], "any other prompt in it would make its first token wait");
     node.finish_step(MS, &second, 1);
     assert_eq!(shares(&node.take_step()), [(key(2), 0..16)]);
 }
 
 #[test]
-fn priorities_leave_the_queue_first_and_nobody_overtakes_within_one() {
+fn priorities_leave_the_queue_first_and_no_request_overtakes_within_one() {
     let mut node = Node::new(PrefillConfig { max_sequences_per_chunk: 1, ..config() });
     node.submit(job(0, 0..16, 1));
     for (n, priority) in [(1, 0), (2, 5), (3, 0), (4, 5)] {
@@ -230,7 +231,7 @@ fn a_repeated_prompt_computes_only_what_is_past_the_last_full_block_before_its_e
     let plan = node.take_step();
     assert_eq!(shares(&plan), [(key(1), 16..17)]);
     node.finish_step(MS, &plan, 1);
-    // The last token is computed even where all blocks are cached.
+    // The last token is computed even if all blocks are cached.
     node.submit(job(2, 0..16, 1));
     let plan = node.take_step();
     assert_eq!(shares(&plan), [(key(2), 12..16)]);
@@ -335,7 +336,7 @@ fn an_output_is_gone_on_with_after_a_loss() {
         _ => None,
     });
     assert_eq!((handoff.tokens.len(), handoff.first_token), (10, Some(7)));
-    // The last of them ends here, whoever was named for more.
+    // The last of them ends here, although others were named for more.
     node.submit(PrefillJob { output_tokens: 5, decode: Some(target()), ..job(1, 20..26, 6) });
     let plan = node.take_step();
     node.finish_step(MS, &plan, 8);
@@ -494,7 +495,7 @@ fn refusals_of_the_decode_node_fail_the_request_with_their_kind() {
 }
 
 #[test]
-fn where_a_decode_node_has_no_room_the_conductor_says_who_is_asked_until_time_is_up() {
+fn if_a_decode_node_has_no_room_the_conductor_says_which_is_asked_until_time_is_up() {
     let mut node = Node::new(config());
     let asked = |node: &mut Node| {
         node.take(|effect| match effect {
@@ -557,7 +558,7 @@ fn a_failed_push_cancels_the_others_and_blocks_stay_until_they_answer() {
 }
 
 #[test]
-fn a_failed_step_fails_everybody_in_it_and_nobody_else() {
+fn a_failed_step_fails_all_requests_in_it_and_no_other() {
     let mut node = Node::new(config());
     node.submit(job(0, 0..8, 1));
     let plan = node.take_step();

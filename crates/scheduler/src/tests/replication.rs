@@ -1,4 +1,5 @@
-//! Replications of hot prefixes at the prefill core by itself. Blocks have 4 tokens, the model has 3 layers, the arena 64 blocks or as many as said.
+//! Replications of hot prefixes at the prefill core by itself. Blocks have 4 tokens, the model has
+//! 3 layers, the arena 64 blocks or as many as said.
 
 use baton_kv_cache::BlockHasher;
 use baton_types::{
@@ -81,7 +82,7 @@ fn a_prefix_comes_without_a_request_and_is_there_for_the_next_one() {
     assert_eq!(shares(&step), [(key(0), 12..20)]);
     node.finish_step(MS, &step, 1);
 
-    // The rest of it, beside what is here; and nothing where all is.
+    // The rest of it, beside what is here; and nothing if all is.
     node.order(order(10, 0..16));
     node.effects.retain(|effect| !matches!(effect, PrefillEffect::Emit { event: PrefillEvent::FirstToken { .. }, .. }));
     assert_eq!(node.copied(10), FetchReport::default());
@@ -116,7 +117,7 @@ fn what_fails_leaves_nothing() {
 }
 
 #[test]
-fn a_request_that_lacks_room_gets_that_of_copies() {
+fn a_request_that_lacks_room_gets_that_of_replications() {
     let mut config = config();
     config.model.layout.num_blocks = 10;
     let mut node = Node::new(config);
@@ -124,7 +125,7 @@ fn a_request_that_lacks_room_gets_that_of_copies() {
     node.take_replication();
     node.submit(job(0, 0..16, 1));
     let step = node.take_step();
-    assert_eq!(shares(&step), [(key(0), 0..16)], "beside the copy");
+    assert_eq!(shares(&step), [(key(0), 0..16)], "beside the replication");
     node.finish_step(MS, &step, 1);
     node.submit(job(1, 20..44, 1));
     assert!(node.effects.contains(&PrefillEffect::CancelFetch { key: key(9) }));
@@ -137,7 +138,7 @@ fn a_request_that_lacks_room_gets_that_of_copies() {
 }
 
 #[test]
-fn a_copy_makes_room_of_what_nobody_has_used_for_long() {
+fn a_replication_makes_room_of_what_has_been_unused_for_long() {
     let mut config = config();
     config.model.layout.num_blocks = 8;
     let long = config.cold_after;
@@ -146,7 +147,7 @@ fn a_copy_makes_room_of_what_nobody_has_used_for_long() {
     assert_eq!((node.core.load(node.now).blocks_cached, node.core.cold_blocks(node.now)), (7, 0));
     node.order(order(9, 100..108));
     let refusal = node.copied(9).failure.unwrap();
-    assert_eq!(refusal.message, "no room that nobody needs: 2 blocks wanted, 1 of 8 available");
+    assert_eq!(refusal.message, "no unneeded room: 2 blocks wanted, 1 of 8 available");
     assert_eq!((refusal.kind, node.core.load(node.now).blocks_cached), (ErrorKind::Overloaded, 7));
     node.now += long;
     assert_eq!(node.core.cold_blocks(node.now), 7);
@@ -157,7 +158,7 @@ fn a_copy_makes_room_of_what_nobody_has_used_for_long() {
 }
 
 #[test]
-fn copies_end_with_their_conductor_and_their_number_is_bounded() {
+fn replications_end_with_their_conductor_and_their_number_is_bounded() {
     let mut node = Node::new(config());
     for n in 0..3 {
         node.order(order(n, (n as u32) * 100..(n as u32) * 100 + 8));

@@ -1,4 +1,4 @@
-//! The decode core by itself: places in the line for room, and who gives way.
+//! The decode core by itself: places in the line for room, and which sequence is preempted.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ fn a_large_grant_keeps_its_place_from_one_wait_to_the_next() {
 }
 
 #[test]
-fn who_runs_gives_way_to_somebody_older_that_has_blocks_and_no_seat() {
+fn a_running_sequence_is_preempted_for_an_older_one_that_has_blocks_and_no_slot() {
     let mut node = Node::new(DecodeConfig { max_running: 1, growth_blocks: 0, ..config(6) });
     let reply = node.ask(grant_request(1, &prompt(1, 8), 3)).unwrap();
     node.after(MS, |core, now| core.on_submit(now, submitted(2, &prompt(2, 8), 12)));

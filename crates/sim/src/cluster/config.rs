@@ -1,4 +1,5 @@
-//! How the nodes of a simulated cluster are set up: production's settings, and the sizes of the profile.
+//! How the nodes of a simulated cluster are set up: production's settings, and the sizes of the
+//! profile.
 
 use std::time::Duration;
 
@@ -66,7 +67,7 @@ impl NodeConfig {
             cramped: options.is_cramped.then(|| Random::new(options.seed << 32 | (number as u64) << 1 | role as u64)),
         };
         if role == NodeRole::Decode {
-            // What it takes of prompts into a step beside its batch.
+            // What it takes of prompts into a step of its batch.
             config.profile.chunk_tokens = DecodeConfig::new(config.model()).prompt_budget as u32;
         }
         config
@@ -142,8 +143,8 @@ pub(super) fn cluster_config(options: &SimOptions, bandwidth: f64) -> ClusterCon
         max_overtaken: options.max_overtaken,
         queue_timeout: options.queue_timeout,
         max_wait: options.max_wait,
-        max_held: if options.has(Feature::Holding) { defaults.max_held } else { 0 },
-        takes_partial_prefills: options.has(Feature::Tails),
+        max_queued: if options.has(Feature::AdmissionQueue) { defaults.max_queued } else { 0 },
+        takes_partial_prefills: options.has(Feature::PartialPrefill),
         prompts_at_decode: match options.has(Feature::PromptsAtDecode) {
             true => defaults.prompts_at_decode,
             false => PromptsAtDecode::Fallback,

@@ -1,5 +1,6 @@
-//! What blocks hold, while something may go wrong: for each layer a hash of every token up to the block's last one, so that a lost, stale, swapped or overwritten block is noticed as
-//! soon as a step reads it.
+//! What blocks hold, while something may go wrong: for each layer a hash of every token up to the
+//! block's last one. So a lost, stale, swapped or overwritten block is noticed as soon as a step
+//! reads it.
 
 use std::collections::HashMap;
 

@@ -33,7 +33,7 @@ pub(super) struct Running {
     pub awaited: Vec<RequestKey>,
     /// Those that the step has given up, or that failed under it.
     pub late: Vec<RequestKey>,
-    /// Since when it waits for prefixes; `None` where it computes.
+    /// Since when it waits for prefixes; `None` if it computes.
     pub waiting_since: Option<Instant>,
     /// For prefixes, so far.
     pub waited: Duration,

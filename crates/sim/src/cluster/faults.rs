@@ -9,7 +9,8 @@ use super::node::Node;
 use super::wire::{CONDUCTOR, Disturbance, Event, Input, Start};
 use crate::faults::FaultKind;
 
-/// Until the conductor notices that a process is gone, and until it is back, as `baton up` starts a mock node again.
+/// Until the conductor notices that a process is gone, and until it is back, as `baton up` starts a
+/// mock node again.
 const NOTICE: Duration = Duration::from_millis(1);
 const RESTART: Duration = Duration::from_secs(1);
 /// How long a process that is asked to end may take.

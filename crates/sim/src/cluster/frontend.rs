@@ -17,7 +17,7 @@ use super::wire::{Event, Input, Report, Start, StepReport, Wire};
 use crate::random::Random;
 
 pub(super) const CONDUCTOR_ID: ConductorId = ConductorId(1);
-/// The ids of copies are above those of requests.
+/// The ids of replications are above those of requests.
 const FIRST_COPY: u128 = 1 << 64;
 
 /// A request that is being served.
@@ -26,7 +26,8 @@ struct Live {
     core: RequestCore,
     /// When its timer fires.
     timer: Option<Instant>,
-    /// Predicted when it was first placed: time to first token from its arrival on, and between tokens.
+    /// Predicted when it was first placed: time to first token from its arrival on, and between
+    /// tokens.
     predicted: Option<(Duration, Option<Duration>)>,
     observed: bool,
 }
@@ -53,7 +54,7 @@ pub(super) struct Frontend {
     /// Of placement's ties.
     ties: Random,
     copies: u128,
-    /// Whether first tokens are held back for the second.
+    /// Whether first tokens are kept back for the second.
     smooths: bool,
     /// Requests that ended since this was last looked at.
     pub ended: Vec<Ended>,
@@ -274,7 +275,7 @@ impl Frontend {
         if live.core.is_accepted() && !std::mem::replace(&mut live.observed, true) {
             self.hot_prefixes.observe(now, &live.core.job().block_hashes);
         }
-        // A timer moves on with every event; one entry stays in the queue.
+        // A timer becomes later with every event; one entry stays in the queue.
         if let Some(due) = live.core.next_wakeup()
             && live.timer.is_none_or(|set| due < set)
         {

@@ -1,6 +1,8 @@
-//! A cluster on virtual time: production's cores, and between them messages, adapters, engines and SSDs that take as long as a profile says.
+//! A cluster on virtual time: production's cores, and between them what takes as long as a profile
+//! says: messages, adapters, engines and SSDs.
 //!
-//! `frontend` is the conductor's shell, `node` that of both kinds of node, `wire` what travels between them, `faults` what goes wrong, `contents` what blocks hold meanwhile. Nothing here
+//! `frontend` is the conductor's shell, `node` that of both kinds of node, `wire` what travels
+//! between them. `faults` is what goes wrong, `contents` what blocks hold meanwhile. Nothing here
 //! decides anything.
 
 mod config;
@@ -41,7 +43,8 @@ const WARM_UP: Duration = Duration::from_secs(15);
 /// Between two samples of the load.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is still on its way when the last request has ended, grants and leases that nobody knows of included, is over this long after.
+/// What is still on its way when the last request has ended is over this long after. Forgotten
+/// grants and leases are included.
 const SETTLING: Duration = Duration::from_secs(180);
 
 /// A simulated run.
@@ -49,7 +52,8 @@ const SETTLING: Duration = Duration::from_secs(180);
 pub struct Outcome {
     /// In the order of arrival.
     pub records: Vec<RequestRecord>,
-    /// Seconds of work that wait at a prefill node: the mean of the nodes and of the time in which requests come.
+    /// Seconds of work that wait at a prefill node: the mean of the nodes and of the time in which
+    /// requests come.
     pub prefill_load_mean: f64,
     /// Share of a decode node's blocks that requests hold or were promised: the same mean.
     pub decode_load_mean: f64,

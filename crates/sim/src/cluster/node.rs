@@ -50,7 +50,8 @@ pub(super) struct Push {
     pub grant: GrantId,
     pub bytes: u64,
     pub started: Instant,
-    /// What is written, with what it held when the batch began; nothing if contents are not checked.
+    /// What is written, with what it contained when the batch began; nothing if contents are not
+    /// checked.
     pub spans: Vec<(PushSpan, u64)>,
 }
 
@@ -246,7 +247,7 @@ impl Node {
         self.set_timer(wire);
     }
 
-    /// One entry at a time: a wakeup that moved on is noticed when the earlier one comes.
+    /// One entry at a time: a wakeup that was put off is noticed when the earlier one comes.
     fn set_timer(&mut self, wire: &mut Wire) {
         let Some(due) = with_core!(self, core => core.next_wakeup()) else { return };
         if self.wakeup.is_none_or(|set| due < set) {
@@ -292,7 +293,7 @@ impl Node {
         self.num_lost += 1;
         wire.at(wire.now() + delay + LOST_AFTER, self.start, refusal);
         if self.num_lost.is_multiple_of(2) {
-            // It arrives, and its answer finds nobody.
+            // It arrives, and no request waits for its answer.
             wire.tell_after(delay, self.start.node, to, question(Start { generation: Generation(0), ..self.start }));
         }
     }

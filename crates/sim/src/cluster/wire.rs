@@ -59,7 +59,7 @@ pub(super) enum Event {
     Returned(Start),
     /// The conductor looks who has reported.
     Tick,
-    /// The conductor looks for prefixes to copy.
+    /// The conductor looks for prefixes to replicate.
     Replicate,
     /// The load is noted.
     Sample,
@@ -143,7 +143,8 @@ pub(super) struct Wire {
     /// Numbers of the sessions between conductor and nodes.
     pub sessions: Vec<u64>,
     pub disturbances: Vec<Disturbance>,
-    /// When the last message that was disturbed arrives, from one process to another: they arrive in order.
+    /// When the last message that was disturbed arrives, from one process to another: they arrive
+    /// in order.
     last: HashMap<(usize, usize), Instant>,
     /// Of how much longer each message takes, if they do.
     jitter: Option<Random>,

@@ -18,88 +18,97 @@ use crate::trace::BLOCK_TOKENS;
 /// Of `baton simulate`. Times are seconds.
 #[derive(Debug, Clone, Args)]
 pub struct SimulateArgs {
-    /// Requests to play: one JSON object a line with timestamp (ms), input_length, output_length (tokens) and hash_ids (of blocks of 512 tokens)
+    /// Play the requests of this file, one JSON object per line. Keys: timestamp (ms),
+    /// input_length, output_length (tokens) and hash_ids (of blocks of 512 tokens)
     #[arg(long, value_name = "FILE")]
     pub trace: PathBuf,
-    /// Prefill nodes
+    /// Simulate N prefill nodes
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub prefill: u32,
-    /// Decode nodes
+    /// Simulate N decode nodes
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub decode: u32,
-    /// Which nodes a request goes to: random, round-robin, load-balance, cache-aware, mooncake, min-total-delay
-    #[arg(long, value_name = "POLICY", default_value = "baton")]
+    /// Choose nodes by this policy: random, round-robin, load-balance, cache-aware, mooncake,
+    /// min-total-delay
+    #[arg(long, value_name = "POLICY", default_value = "min-total-delay")]
     pub placement: SimPlacement,
-    /// Which requests are taken in: none (all of them), baseline, early, predictive, selective
+    /// Admit requests by this policy: none (admits all), baseline, early, predictive, value-density
     #[arg(long, value_name = "POLICY", default_value = "value-density")]
     pub admission: SimAdmission,
-    /// What a full cache gives up first: lru, lfu, length-aware, lhd
+    /// Evict cached blocks by this policy: lru, lfu, length-aware, lhd
     #[arg(long, value_name = "POLICY", default_value = "lhd")]
     pub eviction: EvictionKind,
-    /// How many times as fast as recorded the trace is played
+    /// Play the trace X times as fast as recorded
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, value_parser = speed)]
     pub speed: f64,
-    /// Model and machine of a node: llama2-70b-a800, llama3-70b-a800, or fitted:FILE
+    /// Simulate nodes with this model and machine: llama2-70b-a800, llama3-70b-a800, or fitted:FILE
     #[arg(long, value_name = "PROFILE", default_value = "llama3-70b-a800")]
     pub model_profile: String,
-    /// Objective of the time to first token, milliseconds
+    /// Set the objective of the time to first token, in milliseconds
     #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = positive_millis)]
     pub ttft_slo_ms: Option<Duration>,
-    /// Objective of the time between tokens, the mean of a request's longest tenth of gaps, milliseconds
+    /// Set the objective of the time between tokens, in milliseconds. It bounds the mean of a
+    /// request's longest tenth of gaps
     #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = positive_millis)]
     pub tbt_slo_ms: Option<Duration>,
-    /// Refuse what would wait longer than this for others, milliseconds, or off [default: 30000]
+    /// Refuse requests predicted to wait longer than this for others, in milliseconds, or off
+    /// [default: 30000]
     #[arg(long, value_name = "MS", value_parser = millis_or_off)]
     pub max_wait_ms: Option<MillisOrOff>,
-    /// Longest wait for room at a prefill node, seconds [default: 60]
+    /// Limit a prompt's wait for room at a prefill node, in seconds [default: 60]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
     pub queue_timeout_s: Option<Duration>,
-    /// Longest time a request may be overtaken in a prefill queue, seconds [default: 30]
+    /// Limit how long a request may be overtaken in a prefill queue, in seconds [default: 30]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
     pub max_overtaken_s: Option<Duration>,
-    /// Of everything that is drawn; the same seed gives the same figures
+    /// Seed all that is random; the same seed gives the same figures
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Delay each arrival by a time drawn from 0 to this, for traces with coarse timestamps
+    /// Delay each arrival by a random time up to this, in seconds. Use it for traces with coarse
+    /// timestamps
     #[arg(long, value_name = "SECONDS", default_value = "0", allow_negative_numbers = true, value_parser = seconds)]
     pub jitter: Duration,
-    /// Play only what comes in so many seconds of the trace's time, from its beginning
+    /// Play only the first part of the trace's time, this long in seconds
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
     pub duration: Option<Duration>,
-    /// Tokens of a KV block, a divisor of the trace's 512
+    /// Use N tokens per KV block, a divisor of the trace's 512
     #[arg(long, value_name = "N", default_value_t = BLOCK_TOKENS, value_parser = block_tokens)]
     pub block_tokens: u32,
-    /// Leave one feature out: shortest-first, lhd, tails, prompts-at-decode, migration, smoothing, holding
+    /// Leave out one feature: shortest-first, lhd, partial-prefill, prompts-at-decode, migration,
+    /// smoothing, admission-queue
     #[arg(long, value_name = "FEATURE")]
     pub without: Option<Feature>,
-    /// Most prefill nodes that a hot prefix is copied to before prompts ask for it there
+    /// Replicate a hot prefix ahead of prompts to at most N prefill nodes
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub replicate_prefixes: usize,
-    /// Placement mooncake: a node whose own prefix is shorter than the longest one by this factor fetches it [default: 1.5]
+    /// Placement mooncake: fetch the longest prefix if a node's own is shorter by this factor
+    /// [default: 1.5]
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, value_parser = threshold)]
     pub balancing_threshold: Option<f64>,
-    /// Blocks that a prefill node caches [default: the profile's]
+    /// Cache N blocks per prefill node [default: the profile's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub cache_blocks: Option<u32>,
-    /// Blocks that a decode node has [default: the profile's]
+    /// Give each decode node N blocks [default: the profile's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub decode_blocks: Option<u32>,
-    /// Blocks that a prefill node keeps on its SSD below that
+    /// Give each prefill node an SSD tier of N blocks
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000_000))]
     pub ssd_blocks: u32,
-    /// Requests that are counted, by their place in the trace's time: all, first-half, second-half. All are played
+    /// Count only requests of this part of the trace's time: all, first-half, second-half. All are
+    /// played
     #[arg(long, value_name = "PART", default_value = "all")]
     pub window: Window,
-    /// Run every policy of a kind, or with and without each feature, everything else as given
+    /// Run every policy of a kind, or with and without each feature, otherwise as given
     #[arg(long, value_enum, value_name = "KIND")]
     pub compare: Option<Compare>,
     /// Run at each of these speeds
     #[arg(long, value_name = "FROM:TO:STEP", conflicts_with = "speed")]
     pub curve: Option<Curve>,
-    /// Something goes wrong every so many seconds of the run, as a mean: a node dies or hangs, a message, a step or a disk fails. Every block's contents are checked
+    /// Inject a fault at this mean interval, in seconds of the run. A node dies or hangs, or a
+    /// message, step or disk fails. Every block's contents are checked
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
     pub fault_every: Option<Duration>,
-    /// Only this goes wrong, as in kill [default: every kind]
+    /// Inject only this fault, as in kill [default: every kind]
     #[arg(long, value_name = "KIND", requires = "fault_every")]
     pub fault: Option<FaultKind>,
 }
@@ -221,7 +230,7 @@ pub(crate) mod tests {
     fn options_arrive() {
         let line = "--trace t --prefill 14 --decode 2 --placement mooncake --balancing-threshold 2 --admission early --speed 2.5 \
                     --ttft-slo-ms 10000 --tbt-slo-ms 200 --max-wait-ms off --queue-timeout-s 80 --max-overtaken-s 40 \
-                    --seed 7 --cache-blocks 100 --block-tokens 16 --window second-half --without tails --decode-blocks 50 --replicate-prefixes 2 --fault-every 60 --fault kill";
+                    --seed 7 --cache-blocks 100 --block-tokens 16 --window second-half --without partial-prefill --decode-blocks 50 --replicate-prefixes 2 --fault-every 60 --fault kill";
         let expected = SimOptions {
             prefill: 14,
             decode: 2,
@@ -238,7 +247,7 @@ pub(crate) mod tests {
             cache_blocks: Some(100),
             block_tokens: 16,
             decode_blocks: Some(50),
-            without: Some(Feature::Tails),
+            without: Some(Feature::PartialPrefill),
             replicas: 2,
             fault_every: Some(Duration::from_secs(60)),
             fault: Some(FaultKind::Kill),
@@ -284,7 +293,7 @@ pub(crate) mod tests {
     fn a_threshold_needs_its_policy() {
         let check = |line: &str| parse(line).unwrap().check();
         let error = check("--trace t --balancing-threshold 2").unwrap_err().to_string();
-        assert_eq!(error, "--balancing-threshold: only placement mooncake has one, and this is baton");
+        assert_eq!(error, "--balancing-threshold: only placement mooncake has one, and this is min-total-delay");
         for rest in ["--placement mooncake", "--compare placement", "--compare pairs"] {
             assert!(check(&format!("--trace t --balancing-threshold 2 {rest}")).is_ok(), "{rest}");
         }

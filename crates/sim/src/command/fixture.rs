@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use tempfile::NamedTempFile;
 
-/// A trace of conversations of which each request repeats the prompt of the one six before, and asks more.
+/// A trace of conversations of which each request repeats the prompt of the one six before, and
+/// asks more.
 pub(crate) fn trace_file(requests: u64, timestamp_ms: impl Fn(u64) -> u64) -> NamedTempFile {
     let mut text = String::new();
     for n in 0..requests {

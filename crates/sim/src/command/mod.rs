@@ -1,8 +1,10 @@
 //! `baton simulate`: plays a trace, and says what became of it.
 //!
-//! Options (`args`) become runs (`plan`) over a trace (`workload`). Each is made once (`runs`) and shown as text or as JSON (`report`).
+//! Options (`args`) become runs (`plan`) over a trace (`workload`). Each is made once (`runs`) and
+//! shown as text or as JSON (`report`).
 //!
-//! **Invariant**: what goes to stdout depends on the options and the trace alone, not on the machine.
+//! **Invariant**: what goes to stdout depends on the options and the trace alone, not on the
+//! machine.
 
 mod args;
 mod error;

@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn a_plain_run_is_one() {
-        assert_eq!(names("--trace t --speed 2"), [("baton".to_owned(), 2.0)]);
+        assert_eq!(names("--trace t --speed 2"), [("min-total-delay".to_owned(), 2.0)]);
     }
 
     #[test]

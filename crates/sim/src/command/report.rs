@@ -57,7 +57,8 @@ fn lines(rows: &[(&str, String)]) -> String {
     table(2, &rows)
 }
 
-/// Columns padded to their widest cell, two spaces apart; the first `names` columns to the left, figures to the right.
+/// Columns padded to their widest cell, two spaces apart; the first `names` columns to the left,
+/// figures to the right.
 fn table(names: usize, rows: &[Vec<String>]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<_> = (0..rows.first().map_or(0, Vec::len)).map(width).collect();

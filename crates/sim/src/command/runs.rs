@@ -13,7 +13,8 @@ use crate::cluster::simulate;
 use crate::faults::FaultKind;
 use crate::summary::Summary;
 
-/// However many processors there are: a comparison leaves the machine usable, and each run holds the records of all requests.
+/// However many processors there are: a comparison leaves the machine usable, and each run holds
+/// the records of all requests.
 const THREADS: usize = 2;
 
 /// What a run came to.

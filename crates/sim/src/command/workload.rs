@@ -18,7 +18,8 @@ pub(crate) struct Workload {
     pub trace: Trace,
     pub profile: ModelProfile,
     pub jitter: Duration,
-    /// Mean time to first token of the counted requests with an infinite cache and no queue, seconds.
+    /// Mean time to first token of the counted requests with an infinite cache and no queue,
+    /// seconds.
     pub floor_ttft_mean_s: f64,
 }
 
@@ -62,10 +63,12 @@ fn read(path: &Path) -> Result<Trace, SimulateError> {
     Ok(trace)
 }
 
-/// Gaps between timestamps that are shorter are not buckets: only a burst of many within one second would be.
+/// Gaps between timestamps that are shorter are not buckets: only a burst of many within one second
+/// would be.
 const MIN_BUCKET: Duration = Duration::from_millis(500);
 
-/// The usual gap between two timestamps, if they are far apart and two requests or more share each of them, as a mean.
+/// The usual gap between two timestamps, if they are far apart and two requests or more share each
+/// of them, as a mean.
 fn bucket(trace: &Trace) -> Option<Duration> {
     let times: BTreeSet<_> = trace.requests.iter().map(|request| request.timestamp).collect();
     let mut gaps: Vec<_> = times.iter().zip(times.iter().skip(1)).map(|(one, next)| *next - *one).collect();

@@ -28,13 +28,13 @@ named! {
         WatchEnded = "watch-ended",
         /// An answer of etcd is lost, though what was asked is done.
         AnswerLost = "answer-lost",
-        /// A frontend is cut off from etcd.
+        /// A frontend cannot reach etcd.
         EtcdCut = "etcd-cut",
-        /// Two frontends are cut off from each other.
+        /// Two frontends cannot reach each other.
         FrontCut = "front-cut",
-        /// A frontend and a node are cut off from each other.
+        /// A frontend and a node cannot reach each other.
         NodeCut = "node-cut",
-        /// A frontend is cut off from all nodes.
+        /// A frontend cannot reach any node.
         NodesCut = "nodes-cut",
         /// A frontend does nothing for up to ten seconds, and goes on.
         Stop = "stop",

@@ -1,5 +1,6 @@
-//! A frontend: production's cores of the election, of the desk, of the cluster's books and of requests. What is here is their
-//! shell: it carries messages, and it keeps time by a clock of its own.
+//! A frontend: production's cores of the election, of the desk, of the cluster's books and of
+//! requests. What is here is their shell: it carries messages, and it keeps time by a clock of its
+//! own.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -329,7 +330,7 @@ impl Front {
                     }
                     let live = self.live.get_mut(&key.request.0);
                     let asked = live.and_then(|live| live.asked.take()).filter(|(asked, _)| *asked == key);
-                    let (_, asked) = asked.unwrap_or_else(|| panic!("an answer to {key:?}, which nobody waits for"));
+                    let (_, asked) = asked.unwrap_or_else(|| panic!("an answer to {key:?}, which none waits for"));
                     self.on_answer(net, key, asked, answer);
                 }
                 DeskEffect::EndStream(stream) => {

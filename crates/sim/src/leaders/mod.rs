@@ -1,11 +1,13 @@
 //! Several frontends that elect one of them to place for all, while things go wrong.
 //!
-//! Each has production's `Candidacy`, `Desk`, `Cluster` and `RequestCore`, nodes have its `TermGate`. Etcd, the network, clocks and
-//! what nodes compute are models. Faults come for some seconds, and then all is well for some: three times.
+//! Each has production's `Candidacy`, `Desk`, `Cluster` and `RequestCore`, nodes have its
+//! `TermGate`. Etcd, the network, clocks and what nodes compute are models. Faults come for some
+//! seconds, and then all is well for some: three times.
 //!
-//! **Checked**: no two conductors decide in one term, and no node carries out an order of an earlier term than one before. Each
-//! question is answered once, or its attempt ends before. When all is well, one leads, all others follow it, and its books are the
-//! sum of what frontends have. At the end every request is over, and nothing is charged.
+//! **Checked**: no two conductors decide in one term, and no node carries out an order of an
+//! earlier term than one before. Each question is answered once, or its attempt ends before. When
+//! all is well, one leads, all others follow it, and its books are the sum of what frontends have.
+//! At the end every request is over, and nothing is charged.
 
 mod election;
 mod etcd;
@@ -28,8 +30,8 @@ use net::Net;
 use node::{Counts, Node, Work};
 use wire::{Event, FrontStart, Input, Place};
 
-/// Rounds of faults, how long each takes, and how long all is well after it. What a conductor had that is gone is charged for ten
-/// seconds yet.
+/// Rounds of faults, how long each takes, and how long all is well after it. What a conductor had
+/// that is gone is charged for ten seconds yet.
 const ROUNDS: u32 = 3;
 const FAULTS: Duration = Duration::from_secs(9);
 const CALM: Duration = Duration::from_secs(14);
@@ -313,7 +315,8 @@ impl World {
         self.net.wire.queue.after(calm, Event::Check(0));
     }
 
-    /// One leads, and all others follow it. Its books are what all have, once nothing is on its way that changes them.
+    /// One leads, and all others follow it. Its books are what all have, once nothing is on its way
+    /// that changes them.
     fn check(&mut self, tries: u32) {
         let fronts: Vec<&Front> = self.fronts.iter().flatten().collect();
         let is_quiet = self.net.wire.in_flight == 0 && !fronts.iter().any(|front| front.holds_back());
@@ -348,7 +351,7 @@ impl World {
         for front in &fronts {
             assert_eq!((front.live(), front.desk.waiting()), (0, 0), "each request is over");
             let books = &front.cluster;
-            assert_eq!((books.placed(), books.requests_held()), (0, 0));
+            assert_eq!((books.placed(), books.requests_queued()), (0, 0));
             assert!(books.nodes().all(|node| node.placed() == 0));
         }
         assert_eq!(self.nodes.iter().map(Node::jobs).sum::<usize>(), 0, "no node has a job left");

@@ -1,4 +1,5 @@
-//! A node that computes in no time to speak of: what it knows of leaders is production's, and what it does with jobs is not.
+//! A node that computes in no time to speak of: what it knows of leaders is production's, and what
+//! it does with jobs is not.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -213,7 +214,7 @@ impl Node {
 
     /// A handoff came to this decode node.
     pub(super) fn on_handoff(&mut self, wire: &mut Wire, job: Job, index: u32) -> bool {
-        // Without a session with its conductor, nobody would hear of its tokens.
+        // Without a session with its conductor, no conductor would hear of its tokens.
         let Some(session) = self.sessions[job.front] else { return false };
         let key = job.job.key;
         self.jobs.insert(key, Job { session, ..job });

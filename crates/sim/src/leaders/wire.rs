@@ -88,7 +88,7 @@ pub(super) enum Event {
     EtcdTick,
     Fault,
     Restart(Place),
-    /// What is between two places is given up, if they are still cut off from each other.
+    /// What is between two places is given up, if they still cannot reach each other.
     CutNoticed(Place, Place),
     /// The same of a process that is stopped.
     StopNoticed(usize),

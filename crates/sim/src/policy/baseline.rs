@@ -1,4 +1,5 @@
-//! Prefill load at arrival (Mooncake, section 7.1). The second look of the paper, at the decode node when the prompt is computed, is the decode node's own: it refuses the grant.
+//! Prefill load at arrival (Mooncake, section 7.1). The second look of the paper, at the decode
+//! node when the prompt is computed, is the decode node's own: it refuses the grant.
 
 use baton_scheduler::{AdmissionPolicy, Assessment, Excess};
 

@@ -27,7 +27,8 @@ pub enum SimPlacement {
     Random,
     /// Algorithm 1 of the Mooncake paper, with its `kvcache_balancing_threshold`.
     Mooncake {
-        /// A node whose own prefix is shorter than the longest one by this factor or more gets the longest one.
+        /// A node whose own prefix is shorter than the longest one by this factor or more gets the
+        /// longest one.
         balancing_threshold: f64,
     },
 }
@@ -90,7 +91,8 @@ pub enum SimAdmission {
     Production(AdmissionKind),
     /// What keeps its time to first token (Mooncake, section 7.1).
     Baseline,
-    /// The same, and the decode load of the time when the prompt would be computed (Mooncake, section 7.4).
+    /// The same, and the decode load of the time when the prompt would be computed (Mooncake,
+    /// section 7.4).
     Predictive,
 }
 

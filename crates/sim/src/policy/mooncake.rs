@@ -4,11 +4,13 @@ use baton_scheduler::{
     Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, least, lightest_decode,
 };
 
-/// `kvcache_balancing_threshold` where none is set.
+/// `kvcache_balancing_threshold` if none is set.
 pub(super) const BALANCING_THRESHOLD: f64 = 1.5;
 
-/// Per node: where the longest prefix is longer than the node's own by less than `balancing_threshold`, queue and prefill with its own; else transfer, queue and prefill with the
-/// longest. The least sum wins; the prefix is brought there where the ratio says so. The paper leaves ties open.
+/// Per node: if the longest prefix is longer than the node's own by less than
+/// `balancing_threshold`, queue and prefill with its own; else transfer, queue and prefill with the
+/// longest. The least sum wins; the prefix is fetched if the ratio says so. The paper leaves ties
+/// open.
 #[derive(Debug, Clone)]
 pub(super) struct Mooncake {
     /// `kvcache_balancing_threshold`.
@@ -16,7 +18,7 @@ pub(super) struct Mooncake {
 }
 
 impl Mooncake {
-    /// Whether the ratio test says to bring the longest prefix.
+    /// Whether the ratio test says to fetch the longest prefix.
     fn transfers(&self, candidate: &PrefillCandidate) -> bool {
         let Some(best) = &candidate.fetch else { return false };
         let own = f64::from(candidate.local.matched_tokens);
@@ -131,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn it_transfers_even_where_computing_is_faster() {
+    fn it_transfers_even_if_computing_is_faster() {
         let candidates = [with_fetch(prefill(0, 100, 0), 500, 10, 64)];
         assert_eq!(choose(4.0, &candidates), (0, true), "with nothing of its own the ratio has no bound");
     }

@@ -2,7 +2,8 @@
 
 use baton_scheduler::{AdmissionPolicy, Assessment, Excess};
 
-/// Adds the prompts that are computed by then to the decode node's batch, and drops the answers that are by then older than a fixed number of times the mean (`ClusterConfig::answer_factor`).
+/// Adds the prompts that are computed by then to the decode node's batch. Drops the answers that
+/// are by then older than a fixed number of times the mean (`ClusterConfig::answer_factor`).
 #[derive(Debug)]
 pub(super) struct Predictive;
 

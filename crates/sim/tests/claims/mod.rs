@@ -75,7 +75,8 @@ pub fn check_order_of_placements(source: &Source) {
     assert!(means[0] >= 4.0 * means[3], "{means:?}");
 }
 
-/// Baton's mean time to first token is below that of Mooncake's Algorithm 1, and its tail is hardly longer.
+/// Baton's mean time to first token is below that of Mooncake's Algorithm 1, and its tail is hardly
+/// longer.
 pub fn check_baton_against_mooncake(source: &Source, options: SimOptions) {
     let [theirs, ours] =
         [mooncake(), SimPlacement::MIN_TOTAL_DELAY].map(|placement| Runs::of(source, placement, options));
@@ -126,8 +127,8 @@ pub fn check_hits_of_fetched_prefixes(source: &Source) {
     assert!(fetched > 2.0 * apart, "{fetched} for {apart}");
 }
 
-/// Eviction by least hit density has at no size fewer hits than the better of LRU and LFU, and at most
-/// sizes more.
+/// Eviction by least hit density has at no size fewer hits than the better of LRU and LFU, and at
+/// most sizes more.
 pub fn check_lhd(trace: &Trace, sizes: &[u32]) {
     let wins = |row: &Row| {
         let (rate, baseline) = (row.lhd.second_half.rate(), row.baseline());

@@ -18,7 +18,8 @@ pub struct Conversations {
 }
 
 impl Conversations {
-    /// Requests without end: one of three goes on with a conversation, one begins as others do, one is new.
+    /// Requests without end: one of three goes on with a conversation, one begins as others do, one
+    /// is new.
     pub fn requests(self, seed: u64) -> impl Iterator<Item = TraceRequest> {
         let mut random = Random::new(seed);
         let (mut at, mut turns, mut next_id) = (0.0, Vec::<Vec<u64>>::new(), 1000);

@@ -2,8 +2,8 @@
 
 use super::json::{Unescape, ValueScanner, ValueStep};
 
-/// Passes on the text of an arguments object. Some models write it as a JSON string that holds the object: then what the string says is passed on. No arguments
-/// (`null`, `""`) are `{}`.
+/// Passes on the text of an arguments object. Some models write it as a JSON string that holds the
+/// object: then what the string says is passed on. No arguments (`null`, `""`) are `{}`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ArgumentsReader {
     scanner: ValueScanner,

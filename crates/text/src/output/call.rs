@@ -18,7 +18,8 @@ pub(crate) enum CallStep {
     Broken,
 }
 
-/// Reads a call after its opening brace. The keys may be in any order: arguments that come before the name wait in `arguments`.
+/// Reads a call after its opening brace. The keys may be in any order: arguments that come before
+/// the name wait in `arguments`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CallObject {
     phase: Phase,

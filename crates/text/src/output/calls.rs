@@ -69,8 +69,8 @@ impl CallParser {
         }
     }
 
-    /// The answer ended. A call keeps what it has. What may belong to the calls after one is left out, and so is another call that was cut off before its
-    /// name.
+    /// The answer ended. A call keeps what it has. What may belong to the calls after one is left
+    /// out, and so is another call that was cut off before its name.
     pub(crate) fn finish(&mut self, events: &mut Events) {
         let between = std::mem::take(&mut self.between);
         let mark = self.opening.as_mut().map(MarkFinder::take).unwrap_or_default();

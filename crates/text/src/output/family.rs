@@ -3,12 +3,15 @@
 /// How a model writes tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolCallFormat {
-    /// Llama 3: the answer is `{"name": "f", "parameters": {...}}`, perhaps after `<|python_tag|>`, and perhaps several with `;` between.
+    /// Llama 3: the answer is `{"name": "f", "parameters": {...}}`, perhaps after `<|python_tag|>`,
+    /// and perhaps several with `;` between.
     Llama3,
-    /// Hermes, Qwen 2.5 and 3: any number of `<tool_call>{"name": "f", "arguments": {...}}</tool_call>` after or between text.
+    /// Hermes, Qwen 2.5 and 3: any number of `<tool_call>{"name": "f", "arguments":
+    /// {...}}</tool_call>` after or between text.
     Hermes,
-    /// Mistral: `[TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]`, or any number of `[TOOL_CALLS]f[ARGS]{...}`, which older models write without `[ARGS]`
-    /// and some with `[CALL_ID]...` before it.
+    /// Mistral: `[TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]`, or any number of
+    /// `[TOOL_CALLS]f[ARGS]{...}`, which older models write without `[ARGS]` and some with
+    /// `[CALL_ID]...` before it.
     Mistral,
 }
 

@@ -19,7 +19,8 @@ pub struct OutputFormat {
 }
 
 impl OutputFormat {
-    /// By the marks that the source of a chat template spells: templates write earlier answers as the model wrote them.
+    /// By the marks that the source of a chat template spells: templates write earlier answers as
+    /// the model wrote them.
     pub fn detect(template_source: &str, tokenizer: &Tokenizer) -> Self {
         let tool_calls = tool_call_format(template_source);
         let reasoning = reasoning_marks(template_source);
@@ -40,7 +41,8 @@ impl OutputFormat {
         self.reasoning
     }
 
-    /// Whether a call is its tool's name, `[ARGS]` and the arguments: Mistral's newer form. The parser reads both.
+    /// Whether a call is its tool's name, `[ARGS]` and the arguments: Mistral's newer form. The
+    /// parser reads both.
     pub fn names_tools_first(&self) -> bool {
         self.names_tools_first
     }
@@ -50,18 +52,21 @@ impl OutputFormat {
         &self.shown_tokens
     }
 
-    /// Whether the answer to a prompt begins with what the model thinks: the prompt ends with the mark that opens it.
+    /// Whether the answer to a prompt begins with what the model thinks: the prompt ends with the
+    /// mark that opens it.
     pub fn starts_in_reasoning(&self, prompt: &RenderedPrompt) -> bool {
         // Contents that end so have a mark of their own inside.
         self.reasoning.is_some_and(|marks| prompt.marked.trim_ascii_end().ends_with(marks.open()))
     }
 
-    /// Whether the prompt ends with the mark that closes what the model thinks: then it does not think.
+    /// Whether the prompt ends with the mark that closes what the model thinks: then it does not
+    /// think.
     pub fn reasoning_is_over(&self, prompt: &RenderedPrompt) -> bool {
         self.reasoning.is_some_and(|marks| prompt.marked.trim_ascii_end().ends_with(marks.close()))
     }
 
-    /// For one answer. `tools` are the names of those that it may ask for: the call of another one is text.
+    /// For one answer. `tools` are the names of those that it may ask for: the call of another one
+    /// is text.
     pub fn parser(&self, starts_in_reasoning: bool, tools: Vec<String>) -> OutputParser {
         let reasoning = self.reasoning.map(|marks| Reasoning::new(marks, starts_in_reasoning));
         let format = self.tool_calls.filter(|_| !tools.is_empty());

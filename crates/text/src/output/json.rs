@@ -13,7 +13,8 @@ pub(crate) enum ValueStep {
     Broken,
 }
 
-/// Finds the end of one JSON value from its first character on. Inside, it only looks at strings and brackets: the text is another's to check.
+/// Finds the end of one JSON value from its first character on. Inside, it only looks at strings
+/// and brackets: the text is another's to check.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ValueScanner {
     depth: usize,
@@ -68,7 +69,8 @@ impl ValueScanner {
     }
 }
 
-/// Turns the inside of a JSON string into the text that it says. What is no escape stands for itself, and half a surrogate pair becomes U+FFFD.
+/// Turns the inside of a JSON string into the text that it says. What is no escape stands for
+/// itself, and half a surrogate pair becomes U+FFFD.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Unescape {
     state: EscapeState,

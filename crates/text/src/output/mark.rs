@@ -3,8 +3,8 @@
 use super::MAX_HELD_BYTES;
 use crate::stop::Automaton;
 
-/// Finds the first occurrence of a mark. It holds back the beginning of a mark and white space before it. Marks have neither white space nor characters
-/// beyond ASCII.
+/// Finds the first occurrence of a mark. It holds back the beginning of a mark and white space
+/// before it. Marks have neither white space nor characters beyond ASCII.
 #[derive(Debug, Clone)]
 pub(crate) struct MarkFinder {
     automaton: Automaton,
@@ -17,7 +17,8 @@ impl MarkFinder {
         Self { automaton: Automaton::new(mark.as_bytes()), held: String::new() }
     }
 
-    /// Takes a character in, and gives `emit` the text that is no mark. Whether the mark is complete: then [`take`](Self::take) has it.
+    /// Takes a character in, and gives `emit` the text that is no mark. Whether the mark is
+    /// complete: then [`take`](Self::take) has it.
     pub(crate) fn push(&mut self, character: char, emit: impl FnOnce(&str)) -> bool {
         let matched_before = self.automaton.matched();
         self.held.push(character);

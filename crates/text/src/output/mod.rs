@@ -6,8 +6,10 @@
 //! ```
 //!
 //! **Invariants**
-//! - How the text is cut into pieces changes nothing: every parser here goes from character to character.
-//! - What is no call is text, to the byte. Only marks, white space right around them and what else belongs to a call is left out.
+//! - How the text is cut into pieces changes nothing: every parser here goes from character to
+//!   character.
+//! - What is no call is text, to the byte. Only marks, white space right around them and what else
+//!   belongs to a call is left out.
 //! - At most [`MAX_HELD_BYTES`] are held back, so a push costs what is new.
 
 mod arguments;
@@ -28,7 +30,8 @@ pub use reasoning::ReasoningMarks;
 use calls::CallParser;
 use reasoning::Reasoning;
 
-/// Most bytes held back: half a mark, white space that may be followed by one, or the beginning of a call up to its name. What is longer is text.
+/// Most bytes held back: half a mark, white space that may be followed by one, or the beginning of
+/// a call up to its name. What is longer is text.
 pub const MAX_HELD_BYTES: usize = 4096;
 
 /// Some more of an answer.

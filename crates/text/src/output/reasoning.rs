@@ -30,8 +30,8 @@ impl ReasoningMarks {
     }
 }
 
-/// Takes what a model thinks out of its answer. That is at the beginning only: later, a mark is text. White space next to the marks is left out, but for what
-/// comes before the first.
+/// Takes what a model thinks out of its answer. That is at the beginning only: later, a mark is
+/// text. White space next to the marks is left out, but for what comes before the first.
 #[derive(Debug, Clone)]
 pub(crate) struct Reasoning {
     stage: Stage,
@@ -56,7 +56,7 @@ enum Stage {
 }
 
 impl Reasoning {
-    /// Where the prompt ends with the opening mark, the model may still write one.
+    /// If the prompt ends with the opening mark, the model may still write one.
     pub(crate) fn new(marks: ReasoningMarks, starts_in_reasoning: bool) -> Self {
         let stage = Stage::Begin { open: marks.open(), matched: 0, held: String::new(), starts_in_reasoning };
         Self { stage, close: MarkFinder::new(marks.close()) }

@@ -92,7 +92,8 @@ fn a_link_that_goes_down_fails_what_is_under_way_and_is_reported() {
     let state = a.context.port(1).unwrap().state;
     set_link("v0", "up");
     assert_eq!(state, PortState::Down);
-    // With a link but no answer it is the first; Soft-RoCE without a route gives the second at once.
+    // With a link but no answer it is the first; Soft-RoCE without a route gives the second at
+    // once.
     assert!(matches!(status, CompletionStatus::RetryExceeded | CompletionStatus::LocalOperation), "{status}");
     assert!(took < Duration::from_secs(5), "took {took:?}");
     assert_eq!(write(&a, &a.registration, b.remote(0)), CompletionStatus::Flushed);

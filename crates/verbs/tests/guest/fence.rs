@@ -1,4 +1,5 @@
-//! Nothing lands after the receiver has moved its queue pair to the error state and its receive is flushed.
+//! Nothing lands after the receiver has moved its queue pair to the error state and its receive is
+//! flushed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -12,7 +13,8 @@ const BYTES: usize = 4 << 20;
 const SPAN: usize = 64 << 10;
 const DEPTH: usize = 64;
 
-/// Writes random spans of `a` over all of `b`, up to [`DEPTH`] at once, until one fails; how it failed.
+/// Writes random spans of `a` over all of `b`, up to [`DEPTH`] at once, until one fails; how it
+/// failed.
 fn stream(a: &Side, b: &Side, stop: &AtomicBool) -> CompletionStatus {
     let mut random = Random(3);
     let mut requests = WorkRequests::new(1, 1);

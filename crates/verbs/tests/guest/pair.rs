@@ -75,7 +75,8 @@ impl Side {
 
     /// Posts, on the promise that the test leaves the bytes alone.
     pub fn post(&self, requests: &mut WorkRequests) {
-        // SAFETY: the tests write local bytes only while nothing is under way, or where overlapping is what is looked at.
+        // SAFETY: the tests write local bytes only while nothing is under way, or where overlapping
+        // is what is looked at.
         unsafe { self.pair.post(requests).unwrap() };
         requests.clear();
     }
@@ -93,7 +94,8 @@ impl Side {
 
     /// A copy of bytes.
     pub fn copy(&self, range: Range<usize>) -> Vec<u8> {
-        // SAFETY: a copy of plain bytes; where the peer is writing them, any mixture will do for the test.
+        // SAFETY: a copy of plain bytes; where the peer is writing them, any mixture will do for
+        // the test.
         unsafe { self.region.slice(range).to_vec() }
     }
 

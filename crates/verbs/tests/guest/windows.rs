@@ -1,4 +1,5 @@
-//! Memory windows give a peer a key, and take it back. (Soft-RoCE does not check a window's range, so that is not looked at here.)
+//! Memory windows give a peer a key, and take it back. (Soft-RoCE does not check a window's range,
+//! so that is not looked at here.)
 
 use std::sync::Arc;
 

@@ -26,8 +26,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Longest wait for the place of a connection that is being ended.
 const PLACE_WAIT: Duration = Duration::from_millis(500);
 
-/// Connections whose handshake is not done. One more ends the oldest: whoever means it is done within a round trip, so that peers who say nothing only push
-/// each other out.
+/// Connections whose handshake is not done. One more ends the oldest. An honest peer is done within
+/// a round trip, so silent peers only push each other out.
 const MAX_HANDSHAKES: usize = 256;
 
 /// Handshakes under way, oldest first.
@@ -128,7 +128,8 @@ impl Acceptor {
             return Ok(());
         };
         let mut receiver = Receiver::new(&self.host, (&stream, kind), &self.connections, &registered);
-        // Dropping the receiver ends all landing: it holds a pass only within a call that does not wait. `registered` is dropped after it, and tells so.
+        // Dropping the receiver ends all landing: it holds a pass only within a call that does not
+        // wait. `registered` is dropped after it, and tells so.
         let mut landing = None;
         let result = tokio::select! {
             result = receiver.run(&mut landing) => result,
@@ -182,13 +183,13 @@ impl Acceptor {
         Ok((version, self.connections.register(&hello.writer, hello.connection)?, place))
     }
 
-    /// A place among those served; where there is none, that of the one idle for longest.
+    /// A place among those served; if there is none, that of the one idle for longest.
     async fn place(&self) -> Option<OwnedSemaphorePermit> {
         let free = Arc::clone(&self.places).try_acquire_owned().ok();
         if free.is_some() || !self.connections.end_idlest() {
             return free;
         }
-        // It ends at once; somebody else may take its place, but then another one's comes.
+        // It ends at once; another peer may take its place, but then another one's comes.
         timeout(PLACE_WAIT, Arc::clone(&self.places).acquire_owned()).await.ok()?.ok()
     }
 }

@@ -14,7 +14,8 @@ use crate::path::InFlight;
 use crate::transport::Job;
 use crate::{Priority, TransferError, TransportKind, batch};
 
-/// Lanes tried for one part that has not begun: one may end just when it is chosen, but not for ever.
+/// Lanes tried for one part that has not begun: one may end just when it is chosen, but not for
+/// ever.
 const LANE_CHOICES: u32 = 16;
 
 /// Losses of one part, begun or not: lanes that end as soon as they are open are a failure, too.
@@ -30,7 +31,8 @@ struct PartState {
     wanted: Wanted,
 }
 
-/// Carries a batch. Dropping it leaves parts with lanes, which stop as the batch's gate is closed.
+/// Carries a batch. Dropping it leaves parts with lanes, which stop as the batch's fence guard is
+/// closed.
 pub(super) async fn carry(peer: Arc<Peer>, job: Job) -> Result<TransportKind, TransferError> {
     let (outcomes, mut heard) = mpsc::unbounded_channel();
     let wanted = Wanted { fresh: None, without: without(&peer, &job) };
@@ -144,14 +146,15 @@ async fn send(
     let (part, bytes) = (&state.part, state.part.bytes);
     let _bulk = match part.priority {
         Priority::Urgent => None,
-        // With a lane that is open already, and before it takes any of the room: those who wait for this right keep nothing from others.
+        // With a lane that is open already, and before it takes any of the room: those who wait for
+        // this right keep nothing from others.
         Priority::Bulk => {
             peer.lane(&state.wanted).await?;
             Some(peer.host.priorities.bulk().await.ok_or(TransferError::Closed)?)
         }
     };
-    // A part larger than all that may be in flight (of a batch so large that its parts must be) waits for everything else. The limit fits into 32 bits (checked
-    // with the configuration).
+    // A part larger than all that may be in flight (of a batch so large that its parts must be)
+    // waits for everything else. The limit fits into 32 bits (checked with the configuration).
     let permit = Arc::clone(&peer.in_flight)
         .acquire_many_owned(bytes.min(peer.host.config.max_bytes_in_flight_per_peer) as u32)
         .await

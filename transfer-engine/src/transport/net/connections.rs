@@ -44,7 +44,8 @@ struct Live {
     kill: CancellationToken,
     /// Cancelled when it has ended: nothing of it lands any more.
     gone: CancellationToken,
-    /// Grants under which bytes may land without this processor's help, and how to have them ended (rdma).
+    /// Grants under which bytes may land without this processor's help, and how to have them ended
+    /// (rdma).
     opened: Arc<Mutex<HashSet<GrantId>>>,
     revokes: Arc<OnceLock<Revokes>>,
     /// When it last had something to say, in milliseconds since [`Connections`] was made.
@@ -58,7 +59,7 @@ impl Live {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the writer to confirm the end of a grant; where it does not, ends the connection.
+    /// Asks the writer to confirm the end of a grant; if it does not, ends the connection.
     async fn end_grant(self, grant: GrantId) {
         let (fenced, confirmed) = oneshot::channel();
         let asked = self.revokes.get().is_some_and(|revokes| revokes.send((grant, fenced)).is_ok());
@@ -88,7 +89,8 @@ pub(super) struct Registered {
 }
 
 impl Connections {
-    /// Enters a connection. A writer's later generation ends the connections of the earlier ones, which are refused from then on as long as it has one.
+    /// Enters a connection. A writer's later generation ends the connections of the earlier ones,
+    /// which are refused from then on as long as it has one.
     pub(super) fn register(self: &Arc<Self>, writer: &Writer, connection: u64) -> Result<Registered, Rejection> {
         let mut connections = self.lock();
         let same_node = connections.iter().filter(|((other, _), _)| other.node == writer.node);
@@ -109,7 +111,8 @@ impl Connections {
         Ok(Registered { connections: Arc::clone(self), key, live })
     }
 
-    /// Ends the connection that has been idle for longest, if there is one that is idle at all: its place is for one that has something to say.
+    /// Ends the connection that has been idle for longest, if any is idle. Its place is for one
+    /// that has something to say.
     pub(super) fn end_idlest(&self) -> bool {
         let connections = self.lock();
         let idlest =
@@ -118,7 +121,8 @@ impl Connections {
         idle.inspect(|live| live.kill.cancel()).is_some()
     }
 
-    /// Closes a connection of a writer; resolves once nothing of it can land. One that is not known has ended before.
+    /// Closes a connection of a writer; resolves once nothing of it can land. One that is not known
+    /// has ended before.
     pub(super) async fn fence(&self, writer: &Writer, connection: u64) {
         let live = self.lock().get(&(writer.clone(), connection)).cloned();
         if let Some(live) = live {
@@ -127,7 +131,8 @@ impl Connections {
         }
     }
 
-    /// Ends what writers may still do under a grant without this processor's help. The grant's gate is closed.
+    /// Ends what writers may still do under a grant without this processor's help. The grant's
+    /// fence guard is closed.
     pub(super) async fn fence_grant(&self, grant: GrantId) {
         let holders: Vec<_> = self.lock().values().filter(|live| live.opened().contains(&grant)).cloned().collect();
         join_all(holders.into_iter().map(|live| live.end_grant(grant))).await;

@@ -1,4 +1,5 @@
-//! What fuzzing drives, and nothing else should: an owner's end of a connection, and a writer's reading of replies.
+//! What fuzzing drives, and nothing else should: an owner's end of a connection, and a writer's
+//! reading of replies.
 
 #![allow(unsafe_code)] // looks at memory that no grant is for; see the SAFETY note
 
@@ -51,7 +52,8 @@ const EXPIRES: Duration = Duration::from_secs(24 * 3600);
 pub struct Owner {
     runtime: Runtime,
     region: Arc<MemoryRegion>,
-    /// The writer's slots and segment 0, which come along with the first two bytes over shared memory.
+    /// The writer's slots and segment 0, which come along with the first two bytes over shared
+    /// memory.
     shared: [MemoryRegion; 2],
 }
 
@@ -59,10 +61,10 @@ impl Default for Owner {
     fn default() -> Self {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let region = MemoryRegion::allocate(SEGMENT_BYTES).expect("a page");
-        // SAFETY: nobody else knows the region yet.
+        // SAFETY: no other task knows the region yet.
         unsafe { region.slice_mut(0..SEGMENT_BYTES) }.fill(UNTOUCHED);
         let shared = [(); 2].map(|()| MemoryRegion::allocate_shared(SEGMENT_BYTES).expect("a page"));
-        // SAFETY: nobody else knows the region yet.
+        // SAFETY: no other task knows the region yet.
         unsafe { shared[0].slice_mut(0..SEGMENT_BYTES) }.fill(WANTED);
         Self { runtime, region: Arc::new(region), shared }
     }
@@ -76,7 +78,7 @@ impl Owner {
     pub fn serve(&self, kind: TransportKind, bytes: &[u8]) -> Vec<u8> {
         let replies = self.runtime.block_on(self.connection(kind, &bytes[..bytes.len().min(MAX_CONNECTION_BYTES)]));
         for range in [0..GRANTED.start as usize, GRANTED.end as usize..SEGMENT_BYTES] {
-            // SAFETY: no connection is served any more, and nobody else knows the region.
+            // SAFETY: no connection is served any more, and no other task knows the region.
             let outside = unsafe { self.region.slice(range.clone()) };
             assert!(outside.iter().all(|byte| *byte == UNTOUCHED), "bytes have landed in {range:?}");
         }

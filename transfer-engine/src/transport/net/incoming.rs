@@ -1,4 +1,5 @@
-//! What comes on a connection: frames, whose heads are read ahead, and payload, received where it belongs.
+//! What comes on a connection: frames, whose heads are read ahead, and payload, received where it
+//! belongs.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -10,11 +11,13 @@ use super::payload::{Cursor, put, try_receive};
 use super::stream::Stream;
 use super::wire::{PREFIX_BYTES, Prefix};
 
-/// Bytes received in the same call as what is wanted: mostly the head of the next frame. A little of a payload that comes along is copied from here.
+/// Bytes received in the same call as what is wanted: mostly the head of the next frame. A little
+/// of a payload that comes along is copied from here.
 const AHEAD: usize = 2 << 10;
 /// Dropped payload is received in pieces of this size.
 pub(super) const DROPPED_AT_ONCE: usize = 16 << 10;
-/// A wait for payload ends when this much is there: woken for each segment, the receiver takes the processor's time that the bytes need.
+/// A wait for payload ends when this much is there: woken for each segment, the receiver takes the
+/// processor's time that the bytes need.
 const LOW_WATER: usize = 512 << 10;
 /// A slower sender is followed byte by byte.
 const LOW_WATER_WAIT: Duration = Duration::from_millis(20);
@@ -34,12 +37,14 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    /// Of a connection whose handshake is done. A frame whose rest does not come within `patience` is an error.
+    /// Of a connection whose handshake is done. A frame whose rest does not come within `patience`
+    /// is an error.
     pub(super) fn new(patience: Duration) -> Self {
         Self { bytes: Vec::new(), start: 0, end: 0, waits_since: None, patience, low_water: 1 }
     }
 
-    /// The next frame's start and its body; `None`: the peer has closed between frames. May be dropped while it waits.
+    /// The next frame's start and its body; `None`: the peer has closed between frames. May be
+    /// dropped while it waits.
     pub(super) async fn next(&mut self, stream: &Stream) -> io::Result<Option<(Prefix, &[u8])>> {
         let prefix = loop {
             let wanted = match self.bytes[self.start..self.end].split_first_chunk::<PREFIX_BYTES>() {
@@ -62,7 +67,8 @@ impl Incoming {
         Ok(Some((prefix, &self.bytes[body..self.start])))
     }
 
-    /// Receives what is there of the next `wanted` bytes, and some of what follows them. False: the peer has closed, with nothing left to take.
+    /// Receives what is there of the next `wanted` bytes, and some of what follows them. False: the
+    /// peer has closed, with nothing left to take.
     async fn fill(&mut self, stream: &Stream, wanted: usize) -> io::Result<bool> {
         self.bytes.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
@@ -100,9 +106,10 @@ impl Incoming {
         self.bytes.resize(self.bytes.len().max(room), 0);
     }
 
-    /// Receives payload that is there, until `end` bytes of the spans are left, without waiting, and moves the cursor on. 0: the peer has closed.
+    /// Receives payload that is there, until `end` bytes of the spans are left, without waiting,
+    /// and moves the cursor on. 0: the peer has closed.
     ///
-    /// The caller holds a pass of the gate that guards the spans: nobody else may use them.
+    /// The caller holds a pass of the fence guard of the spans: nothing else may use them.
     pub(super) fn try_receive(
         &mut self,
         stream: &Stream,
@@ -147,7 +154,8 @@ impl Incoming {
         }
     }
 
-    /// Waits for payload of which `missing` bytes are missing: for much of it if it comes fast, else for any.
+    /// Waits for payload of which `missing` bytes are missing: for much of it if it comes fast,
+    /// else for any.
     pub(super) async fn wait_for_payload(&mut self, stream: &Stream, missing: usize) -> io::Result<()> {
         self.set_low_water(stream, missing.min(LOW_WATER))?;
         if let Ok(ready) = timeout(LOW_WATER_WAIT, stream.readable()).await {

@@ -30,7 +30,7 @@ const QUEUED_PARTS: usize = 128;
 
 /// Parts sent and not answered; an owner takes four times as many.
 const MAX_UNANSWERED: usize = 1024;
-/// How often room is looked for where there is none.
+/// How often room is looked for if there is none.
 const ROOM_INTERVAL: Duration = Duration::from_micros(200);
 
 /// What carries the payload of a lane.
@@ -115,14 +115,16 @@ impl Lane {
     }
 }
 
-/// For how long a lane was seen to have work. One that had none for long, and has just been given some, has not stood still.
+/// For how long a lane was seen to have work. One that had none for long, and has just been given
+/// some, has not stood still.
 #[derive(Default)]
 struct Work {
     since: Option<Duration>,
 }
 
 impl Work {
-    /// What it was at a time, since the lane was opened, and for how long; `None` while it has no work.
+    /// What it was at a time, since the lane was opened, and for how long; `None` while it has no
+    /// work.
     fn seen(&mut self, at: Duration, busy: bool) -> Option<Duration> {
         self.since = busy.then(|| self.since.unwrap_or(at));
         self.since.map(|since| at - since)
@@ -166,7 +168,8 @@ impl LaneTask {
             self.lane.route.on_failure(&self.target, reason);
         }
         let (lane, at, sent) = (Arc::clone(&self.lane), baton_runtime::now(), std::mem::take(&mut *self.sent()));
-        // Closed before anybody hears of the loss: a retry finds it so. With the carrier goes what still reads or writes local memory.
+        // Closed before a batch hears of the loss: a retry finds it so. With the carrier goes what
+        // still reads or writes local memory.
         drop(self.stream);
         drop(self.carrier);
         let lose = |sending: Box<Sending>, begun| {
@@ -332,7 +335,8 @@ impl LaneTask {
         }
     }
 
-    /// Waits while as many parts are unanswered as the owner keeps account of. What they wait for is sent meanwhile.
+    /// Waits while as many parts are unanswered as the owner keeps account of. What they wait for
+    /// is sent meanwhile.
     async fn make_room(&self, follow_ups: &mut Option<mpsc::UnboundedReceiver<FollowUp>>) -> io::Result<()> {
         while self.sent().len() >= MAX_UNANSWERED {
             while let Some(follow_up) = follow_ups.as_mut().and_then(|follow_ups| follow_ups.try_recv().ok()) {

@@ -1,8 +1,10 @@
 //! Bytes between processes: over TCP, out of shared memory, or by RDMA.
 //!
-//! A writer keeps a few connections, **lanes**, to each owner it writes to; a lane carries data one way and replies the other. A batch is cut into parts;
-//! each part goes over one lane and ends with its trailer. Parts of one batch may take different lanes, of different kinds, and parts of different batches
-//! follow each other on one. The batch is complete when the owner has acknowledged every part.
+//! A writer keeps a few connections, **lanes**, to each owner it writes to; a lane carries data one
+//! way and replies the other. A batch is cut into parts; each part goes over one lane and ends with
+//! its trailer. Parts of one batch may take different lanes, of different kinds, and parts of
+//! different batches follow each other on one. The batch is complete when the owner has
+//! acknowledged every part.
 //!
 //! ```text
 //!  writer                                                       owner
@@ -25,8 +27,9 @@
 //!
 //! What RDMA adds is described in [`rdma`].
 //!
-//! A refused part's payload is received and dropped, frame by frame, until the writer has heard of the refusal: the lane and other batches on it go on. Whatever
-//! breaks the protocol closes the connection, after a FAULT that says why.
+//! A refused part's payload is received and dropped until the writer has heard of the refusal. The
+//! lane and other batches on it go on. Whatever breaks the protocol closes the connection, after a
+//! FAULT that says why.
 
 mod accept;
 mod carry;
@@ -80,7 +83,8 @@ pub(crate) struct NetTransport {
 }
 
 impl NetTransport {
-    /// Listens, and accepts as long as the engine lives. Returns the TCP address that was bound, too.
+    /// Listens, and accepts as long as the engine lives. Returns the TCP address that was bound,
+    /// too.
     pub(crate) async fn bind(host: Arc<Host>) -> Result<(Arc<Self>, SocketAddr), TransferError> {
         let acceptor = Acceptor::new(&host);
         let mut addresses = Vec::new();
@@ -127,7 +131,7 @@ async fn listen_tcp(host: &Arc<Host>, acceptor: Acceptor) -> Result<SocketAddr, 
     Ok(bound)
 }
 
-/// Where shared memory is not to be had, the others do; unless it is what was asked for.
+/// If there is no shared memory, the others do; unless it is what was asked for.
 fn listen_shm(host: &Arc<Host>, acceptor: &Acceptor) -> Result<Option<TransportAddress>, TransferError> {
     match shm::listen(host.config.generation, host.config.shm_folder.as_deref()) {
         Ok((listener, address)) => {
@@ -142,7 +146,7 @@ fn listen_shm(host: &Arc<Host>, acceptor: &Acceptor) -> Result<Option<TransportA
     }
 }
 
-/// Where there is no RDMA, the others do; unless it is what was asked for.
+/// If there is no RDMA, the others do; unless it is what was asked for.
 fn open_rdma(host: &Arc<Host>, acceptor: &Acceptor, control: &str) -> Result<Vec<TransportAddress>, TransferError> {
     match Devices::open(host.config.rdma_devices.as_deref(), host.config.rdma_gid_index) {
         Ok(devices) => {

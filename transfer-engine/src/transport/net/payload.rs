@@ -69,7 +69,7 @@ impl Cursor {
     /// A copy of what is left.
     ///
     /// # Safety
-    /// As for [`MemoryRegion::slice`]: nobody may write the spans meanwhile.
+    /// As for [`MemoryRegion::slice`]: nothing may write the spans meanwhile.
     unsafe fn copy(&self, region: &MemoryRegion) -> Vec<u8> {
         let mut copy = Vec::with_capacity(self.remaining());
         for (offset, len) in self.pieces() {
@@ -80,10 +80,11 @@ impl Cursor {
     }
 }
 
-/// Receives what is there into what is left of the spans, until `end` bytes of them are left, and what follows them into `ahead`; without waiting. Moves the
-/// cursor on. How many bytes went to the spans, and how many ahead; 0 and 0: the peer has closed.
+/// Receives what is there into what is left of the spans, until `end` bytes of them are left. What
+/// follows them goes into `ahead`. Does not wait; moves the cursor on. Returns how many bytes went
+/// to the spans, and how many ahead; 0 and 0: the peer has closed.
 ///
-/// The caller holds a pass of the gate that guards the spans: nobody else may use them.
+/// The caller holds a pass of the fence guard of the spans: nothing else may use them.
 pub(super) fn try_receive(
     stream: &Stream,
     region: &MemoryRegion,
@@ -109,8 +110,9 @@ pub(super) fn try_receive(
         *slot = libc::iovec { iov_base: ahead.as_mut_ptr().cast(), iov_len: ahead.len() };
         count += 1;
     }
-    // SAFETY: each piece lies inside the region (checked by the cursor), which outlives this call, the last perhaps in `ahead`, borrowed for it. The kernel
-    // writes plain bytes, valid in any region; no reference to them is made here, and the caller's pass keeps others off.
+    // SAFETY: each piece lies inside the region (checked by the cursor), which outlives this call,
+    // the last perhaps in `ahead`, borrowed for it. The kernel writes plain bytes, valid in any
+    // region; no reference to them is made here, and the caller's pass keeps others off.
     let received = unsafe { stream.try_receive(&mut pieces[..count]) }?;
     let landed = received.min(wanted);
     cursor.advance(landed);
@@ -119,7 +121,7 @@ pub(super) fn try_receive(
 
 /// Copies bytes that were received before into the spans, and moves the cursor on.
 ///
-/// The caller holds a pass of the gate that guards the spans: nobody else may use them.
+/// The caller holds a pass of the fence guard of the spans: nothing else may use them.
 ///
 /// # Panics
 /// If they are more than what is left of the spans.
@@ -137,7 +139,7 @@ pub(super) fn put(region: &MemoryRegion, cursor: &mut Cursor, mut bytes: &[u8]) 
 
 /// CRC-32C of each span.
 ///
-/// The caller holds a pass of the gate that guards the spans: nobody writes them meanwhile.
+/// The caller holds a pass of the fence guard of the spans: nothing writes them meanwhile.
 pub(super) fn checksums(region: &MemoryRegion, spans: impl Iterator<Item = (usize, usize)>) -> Vec<u32> {
     // SAFETY: the caller's pass keeps writers off; `slice` checks that the span lies inside.
     spans.map(|(offset, len)| crc32c::crc32c(unsafe { region.slice(offset..offset + len) })).collect()
@@ -167,11 +169,12 @@ impl Outgoing<'_> {
 
     /// Sends as much as the socket takes, without waiting, and moves on.
     ///
-    /// The caller holds a pass of the gate that guards the payload: nobody writes it meanwhile.
+    /// The caller holds a pass of the fence guard of the payload: nothing writes it meanwhile.
     pub(super) fn try_send(&mut self, stream: &Stream) -> io::Result<usize> {
         let mut pieces = [NO_PIECE; MAX_PIECES];
         let count = self.fill(&mut pieces);
-        // SAFETY: the pieces lie inside head, region (checked by the cursor) and tail, all of which outlive this call; the kernel only reads them.
+        // SAFETY: the pieces lie inside head, region (checked by the cursor) and tail, all of which
+        // outlive this call; the kernel only reads them.
         let sent = unsafe { stream.try_send(&mut pieces[..count], None) }?;
         self.advance(sent);
         Ok(sent)
@@ -199,9 +202,10 @@ impl Outgoing<'_> {
 
     /// A copy of what is left of head and payload.
     ///
-    /// The caller holds a pass of the gate that guards the payload.
+    /// The caller holds a pass of the fence guard of the payload.
     pub(super) fn copy_rest(&self) -> Vec<u8> {
-        // SAFETY: the batch's source is left unchanged until its gate is drained, and the caller holds a pass of it.
+        // SAFETY: the batch's source is left unchanged until its fence guard is drained, and the
+        // caller holds a pass of it.
         let payload = unsafe { self.payload.copy(self.region) };
         [self.head, &payload].concat()
     }

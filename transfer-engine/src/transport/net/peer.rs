@@ -1,4 +1,5 @@
-//! The lanes to one owner: opened when needed, shared by batches, opened again after failures; over the best way that works.
+//! The lanes to one owner: opened when needed, shared by batches, opened again after failures; over
+//! the best way that works.
 
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,7 +19,7 @@ use crate::grant::Writer;
 use crate::path::{PathReport, PathStats};
 use crate::{TransferError, TransportAddress, TransportKind};
 
-/// How long a part waits for one more lane, where there is one.
+/// How long a part waits for one more lane, if there is one.
 const PATIENCE_FOR_ANOTHER: Duration = Duration::from_millis(5);
 /// Lanes over shared memory: copies are made by the owner, on as many of its threads.
 const SHM_LANES: usize = 2;
@@ -84,7 +85,8 @@ impl Peer {
         self.lanes().iter().for_each(|lane| lane.end());
     }
 
-    /// A lane to send over, of the best kind that works: the one with the least to do, or a new one where all have much to do.
+    /// A lane to send over, of the best kind that works. It is the one with the least to do, or a
+    /// new one if all have much to do.
     pub(super) async fn lane(self: &Arc<Self>, wanted: &Wanted) -> Result<Arc<Lane>, TransferError> {
         let (mut failed, mut last) = (None, None);
         let usable = |routes: &&[Arc<Route>]| wanted.without.iter().all(|(kind, _)| *kind != routes[0].kind());
@@ -110,7 +112,8 @@ impl Peer {
         Err(last.unwrap_or_else(|| self.no_way(wanted)))
     }
 
-    /// Whether a lane was chosen because a better kind cannot carry this part: that says nothing about the path of the others.
+    /// Whether a lane was chosen because a better kind cannot carry this part: that says nothing
+    /// about the path of the others.
     fn is_detour(&self, lane: &Lane, wanted: &Wanted) -> bool {
         let better = |route: &Arc<Route>| route.kind().rank() < lane.kind.rank();
         let mut better = self.routes.iter().filter(|route| better(route)).map(|route| route.kind());
@@ -125,8 +128,9 @@ impl Peer {
         TransferError::invalid("segment descriptor", problem)
     }
 
-    /// A lane over one kind of routes while there are others to fall back on: each is tried once, and then again when its pause is over. A kind that has
-    /// failed is tried beside the batch, which goes another way meanwhile.
+    /// A lane over one kind of routes while there are others to fall back on. Each is tried once,
+    /// and then again when its pause is over. After a failure it is tried in the background; the
+    /// batch goes another way meanwhile.
     async fn try_lane(self: &Arc<Self>, routes: &[Arc<Route>], wanted: &Wanted) -> Result<Arc<Lane>, TransferError> {
         if let Some(lane) = self.open_lane(routes, wanted).await {
             return Ok(lane);
@@ -169,13 +173,14 @@ impl Peer {
         });
     }
 
-    /// Connects, whether or not the batch lives to see it: what comes of it is for those after it, too.
+    /// Connects, whether or not the batch lives to see it: what comes of it is for those after it,
+    /// too.
     async fn open_beside(self: &Arc<Self>, route: &Arc<Route>, wanted: &Wanted) -> Result<Arc<Lane>, TransferError> {
         let (done, result) = oneshot::channel();
         let (peer, route, wanted, asked) = (Arc::clone(self), Arc::clone(route), wanted.clone(), baton_runtime::now());
         self.host.tasks.spawn_request("transfer connect", async move {
             let mut attempts = route.attempts.lock().await;
-            // Somebody else may have been first.
+            // Another task may have been first.
             let found = match (peer.best(std::slice::from_ref(&route), &wanted), attempts.failed_after(asked)) {
                 (Some(lane), _) => Ok(lane),
                 (None, Some(error)) => Err(error),
@@ -187,7 +192,7 @@ impl Peer {
         result.await.unwrap_or(Err(TransferError::Closed))
     }
 
-    /// The best lane there is over these routes, or one more where it has much to do.
+    /// The best lane there is over these routes, or one more if it has much to do.
     async fn open_lane(self: &Arc<Self>, routes: &[Arc<Route>], wanted: &Wanted) -> Option<Arc<Lane>> {
         let best = self.best(routes, wanted)?;
         if best.load() < self.host.config.stripe_bytes {
@@ -199,7 +204,8 @@ impl Peer {
             drop(attempts);
             if due && !route.opening.swap(true, Relaxed) {
                 let opened = self.open_another(route);
-                // Mostly a matter of a round trip. Where it is not, this part goes over the best there is, and later ones do not wait at all.
+                // Mostly a matter of a round trip. If it is not, this part goes over the best there
+                // is, and later ones do not wait at all.
                 if first && let Ok(Ok(lane)) = timeout(PATIENCE_FOR_ANOTHER, opened).await {
                     return Some(lane);
                 }
@@ -226,8 +232,9 @@ impl Peer {
         self.lanes().iter().filter(usable).max_by_key(|lane| (Reverse(lane.load()), Reverse(lane.id))).cloned()
     }
 
-    /// Connects over the last kind of routes there is. Tries them again and again, route by route, until there is a lane, the owner is gone, or the time for
-    /// connecting is over. Of many that wait here, one connects and all see what it comes to.
+    /// Connects over the last kind of routes there is. Tries them again and again, route by route,
+    /// until there is a lane, the owner is gone, or the time for connecting is over. Of many that
+    /// wait here, one connects and all see what it comes to.
     async fn insist_on_lane(
         self: &Arc<Self>,
         routes: &[Arc<Route>],
@@ -299,7 +306,7 @@ impl Peer {
         })
     }
 
-    /// Opens one more lane, whether or not somebody waits for it.
+    /// Opens one more lane, whether or not a part waits for it.
     fn open_another(self: &Arc<Self>, route: &Arc<Route>) -> oneshot::Receiver<Arc<Lane>> {
         let (done, opened) = oneshot::channel();
         let (peer, route) = (Arc::clone(self), Arc::clone(route));

@@ -1,4 +1,4 @@
-//! In place of `rdma` where that is not built in: nothing of it can exist.
+//! In place of `rdma` if that is not built in: nothing of it can exist.
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The owner's end of a connection: checks each span, receives it in place, accounts for it and answers.
+//! The owner's end of a connection: checks each span, receives it in place, accounts for it and
+//! answers.
 
 use std::io;
 use std::sync::Arc;
@@ -84,7 +85,8 @@ impl<'a> Receiver<'a> {
         self.host.metrics.of(self.kind)
     }
 
-    /// Serves frames until the writer closes. A frame that breaks the protocol ends the connection, with the reason.
+    /// Serves frames until the writer closes. A frame that breaks the protocol ends the connection,
+    /// with the reason.
     pub(super) async fn run(&mut self, landing: &mut Option<Landing>) -> io::Result<()> {
         let result = match self.kind {
             TransportKind::Rdma => self.serve_rdma(landing).await,
@@ -134,7 +136,8 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// The next frame's head; `None` when the writer has closed between frames. May be dropped while it waits.
+    /// The next frame's head; `None` when the writer has closed between frames. May be dropped
+    /// while it waits.
     pub(super) async fn next_frame(&mut self) -> io::Result<Option<Frame>> {
         let Some((prefix, body)) = self.incoming.next(self.stream).await? else { return Ok(None) };
         Ok(Some(Frame::decode(prefix, body)?))
@@ -148,7 +151,8 @@ impl<'a> Receiver<'a> {
         BatchKey { writer: self.registered.writer().clone(), batch }
     }
 
-    /// Opens a part, or goes on with it. What may land of it; `None`: nothing, and its writer knows.
+    /// Opens a part, or goes on with it. What may land of it; `None`: nothing, and its writer
+    /// knows.
     async fn admit(&mut self, target: &Target, spans: &[RemoteSpan], place: Option<(u32, u64)>) -> io::Result<Fate> {
         if self.open.as_ref().is_none_or(|open| open.id != target.id) {
             self.open = Some(OpenPart { id: target.id, received: 0, refused: false, place });
@@ -202,7 +206,8 @@ impl<'a> Receiver<'a> {
         Ok(())
     }
 
-    /// Copies spans out of the writer's memory, step by step: a fence takes effect after the step under way.
+    /// Copies spans out of the writer's memory, step by step: a fence takes effect after the step
+    /// under way.
     async fn copy(&mut self, grant: &Grant, copy: &Copy) -> io::Result<()> {
         let view = self.views.source(copy.source, &copy.spans).map_err(invalid)?;
         for span in &copy.spans {
@@ -221,8 +226,8 @@ impl<'a> Receiver<'a> {
         Ok(())
     }
 
-    /// Receives a payload where it belongs. The gate is passed for each piece that is there, never while waiting: a fence takes effect at once, in mid-frame
-    /// too, and the rest is dropped.
+    /// Receives a payload where it belongs. A pass is taken for each piece that is there, never
+    /// while waiting. So a fence takes effect at once, in mid-frame too, and the rest is dropped.
     async fn land(&mut self, grant: &Grant, data: &Data) -> io::Result<()> {
         let spans = data.spans.iter().map(|span| (span.offset as usize, span.len as usize));
         let mut cursor = Cursor::new(&grant.region, spans);
@@ -247,7 +252,8 @@ impl<'a> Receiver<'a> {
         self.check(grant, data)
     }
 
-    /// Compares what has landed with its checksums. Where they differ the connection ends, and the part is sent again over another one.
+    /// Compares what has landed with its checksums. If they differ, the connection ends, and the
+    /// part is sent again over another one.
     fn check(&self, grant: &Grant, data: &Data) -> io::Result<()> {
         if data.checksums.is_empty() {
             return Ok(());
@@ -330,7 +336,8 @@ impl<'a> Receiver<'a> {
         if let Some(place) = open.and_then(|open| open.place)
             && !self.views.is_wanted(place)
         {
-            // Its writer gave it up while it was copied. The answer frees what the part still holds there.
+            // Its writer gave it up while it was copied. The answer frees what the part still holds
+            // there.
             let refusal = Refusal::new(RefusalReason::BatchCancelled, "its writer gave the batch up");
             return self.refuse(id, refusal).await;
         }

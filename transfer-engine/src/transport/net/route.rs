@@ -36,9 +36,9 @@ pub(super) struct Route {
     failures: Arc<AtomicU32>,
     /// There are others to the same owner.
     has_others: AtomicBool,
-    /// Somebody tries it beside the batches, which do not wait for that.
+    /// It is being tried in the background; batches do not wait for that.
     pub(super) probing: AtomicBool,
-    /// Somebody opens one more connection beside the batches.
+    /// One more connection is being opened in the background.
     pub(super) opening: AtomicBool,
 }
 
@@ -55,7 +55,7 @@ type FollowUps = mpsc::UnboundedReceiver<FollowUp>;
 /// Why an attempt to connect failed.
 pub(super) struct Failure {
     pub(super) error: TransferError,
-    /// Nobody listens there: the process is gone, and what comes after it is another.
+    /// No process listens there: the old one is gone, and what comes after it is another.
     pub(super) refused: bool,
 }
 
@@ -68,7 +68,8 @@ impl From<TransferError> for Failure {
 /// What connecting has come to.
 #[derive(Default)]
 pub(super) struct Attempts {
-    /// Failures since something was last carried: a way that connects and does not carry is a failure, too.
+    /// Failures since something was last carried: a way that connects and does not carry is a
+    /// failure, too.
     failures: Arc<AtomicU32>,
     /// Refused attempts, one after the other.
     refused: u32,
@@ -104,7 +105,8 @@ impl Attempts {
         self.last = Some((baton_runtime::now(), error));
     }
 
-    /// One more connection could not be had: no other is tried for a while. Those that have none are not concerned.
+    /// One more connection could not be had: no other is tried for a while. Those that have none
+    /// are not concerned.
     pub(super) fn no_more_for_now(&mut self) {
         self.another_failures = self.another_failures.saturating_add(1);
         self.another_after = Some(baton_runtime::now() + pause(self.another_failures));
@@ -115,7 +117,8 @@ impl Attempts {
         self.refused >= REFUSALS && self.failed_after(moment).is_some()
     }
 
-    /// When the next attempt may be made. No failure is remembered for longer than [`LONGEST_PAUSE`].
+    /// When the next attempt may be made. No failure is remembered for longer than
+    /// [`LONGEST_PAUSE`].
     pub(super) fn next(&self) -> Option<Instant> {
         let (at, _) = self.last.as_ref()?;
         Some(*at + pause(self.failures.load(Relaxed)))
@@ -151,7 +154,8 @@ impl Attempts {
         self.failed_after(moment).or_else(|| self.pausing())
     }
 
-    /// Makes the next attempt this caller's: others wait for another pause. The last failure, if there was one.
+    /// Makes the next attempt this caller's: others wait for another pause. The last failure, if
+    /// there was one.
     pub(super) fn take_turn(&mut self) -> Option<TransferError> {
         let (at, error) = self.last.as_mut()?;
         *at = baton_runtime::now();
@@ -173,7 +177,8 @@ impl Route {
         }
     }
 
-    /// A connection over it has failed: where there are other ways, they are taken until this one has been tried again.
+    /// A connection over it has failed: if there are other ways, they are taken until this one has
+    /// been tried again.
     pub(super) fn on_failure(&self, target: &Writer, reason: &str) {
         if self.has_others.load(Relaxed)
             // Who connects just now will find out.
@@ -211,7 +216,8 @@ impl Route {
         }
     }
 
-    /// One attempt, with its handshake. It takes at most half of the time that all may take, so that a handshake that is lost is not the end.
+    /// One attempt, with its handshake. It takes at most half of the time that all may take, so
+    /// that a handshake that is lost is not the end.
     pub(super) async fn connect(&self, peer: &Peer, id: u64) -> Result<Connected, Failure> {
         let limit = baton_runtime::now() + peer.host.config.connect_timeout / 2;
         let connected = timeout_at(limit.into(), self.greeted(peer, id)).await;
@@ -221,7 +227,7 @@ impl Route {
     async fn greeted(&self, peer: &Peer, id: u64) -> Result<Connected, Failure> {
         let unreachable = |error| self.unreachable(&peer.target, error);
         let refused = |error: io::Error| {
-            // A socket that has gone from its folder is nobody's, either.
+            // A socket that has gone from its folder has no owner, either.
             let refused = matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound);
             Failure { error: unreachable(error), refused }
         };

@@ -1,4 +1,5 @@
-//! The owner's end of reads: sends what a lease allows, or says whether it allowed what was read without its help.
+//! The owner's end of reads: sends what a lease allows, or says whether it allowed what was read
+//! without its help.
 
 use std::io;
 use std::sync::Arc;

@@ -25,7 +25,7 @@ const CONTROL_BYTES: usize = 64;
 pub(crate) enum Stream {
     /// Between hosts.
     Tcp(TcpStream),
-    /// Within a host. Files received wait for whoever knows what they are.
+    /// Within a host. Received files wait for the caller that knows what they are.
     Unix(UnixStream, Mutex<VecDeque<OwnedFd>>),
 }
 
@@ -59,7 +59,8 @@ impl Stream {
         }
     }
 
-    /// How many bytes must be there for the connection to count as readable; its end counts always. Only for TCP.
+    /// How many bytes must be there for the connection to count as readable; its end counts always.
+    /// Only for TCP.
     pub(super) fn set_low_water(&self, bytes: usize) -> io::Result<()> {
         if let Self::Unix(..) = self {
             return Ok(());
@@ -97,10 +98,11 @@ impl Stream {
     /// Receives into pieces of memory what is there, without waiting. 0: the peer has closed.
     ///
     /// # Safety
-    /// Every piece is memory that outlives the call and that nobody else uses meanwhile.
+    /// Every piece is memory that outlives the call and that nothing else uses meanwhile.
     pub(super) unsafe fn try_receive(&self, pieces: &mut [libc::iovec]) -> io::Result<usize> {
         self.try_io(Interest::READABLE, || match self {
-            // SAFETY: the pieces are the caller's promise; their number is at most that of an array here.
+            // SAFETY: the pieces are the caller's promise; their number is at most that of an array
+            // here.
             Self::Tcp(_) => result(unsafe { libc::readv(self.fd(), pieces.as_ptr(), pieces.len() as libc::c_int) }),
             // SAFETY: passed on.
             Self::Unix(_, files) => unsafe { receive_with_files(self.fd(), pieces, files) },
@@ -110,14 +112,15 @@ impl Stream {
     /// Sends pieces of memory, and a file with their first byte, as far as the socket takes them.
     ///
     /// # Safety
-    /// Every piece is memory that outlives the call and that nobody writes meanwhile.
+    /// Every piece is memory that outlives the call and that nothing writes meanwhile.
     pub(super) unsafe fn try_send(
         &self,
         pieces: &mut [libc::iovec],
         file: Option<BorrowedFd<'_>>,
     ) -> io::Result<usize> {
         self.try_io(Interest::WRITABLE, || {
-            // SAFETY: a msghdr of zeros is a valid one with no name, no data and no control message.
+            // SAFETY: a msghdr of zeros is a valid one with no name, no data and no control
+            // message.
             let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
             message.msg_iov = pieces.as_mut_ptr();
             message.msg_iovlen = pieces.len() as _;
@@ -125,7 +128,8 @@ impl Stream {
             if let Some(file) = file {
                 control.put(&mut message, file.as_raw_fd());
             }
-            // SAFETY: pieces as promised by the caller; the control message lives in `control`, which outlives the call.
+            // SAFETY: pieces as promised by the caller; the control message lives in `control`,
+            // which outlives the call.
             result(unsafe { libc::sendmsg(self.fd(), &raw const message, libc::MSG_NOSIGNAL) })
         })
     }
@@ -212,7 +216,8 @@ impl Control {
         message.msg_control = self.0.as_mut_ptr().cast();
         // SAFETY: computes a size.
         message.msg_controllen = unsafe { libc::CMSG_SPACE(bytes) } as _;
-        // SAFETY: the room is aligned and larger than one header with one descriptor, so that the first header lies in it.
+        // SAFETY: the room is aligned and larger than one header with one descriptor, so that the
+        // first header lies in it.
         unsafe {
             let header = libc::CMSG_FIRSTHDR(message);
             (*header).cmsg_level = libc::SOL_SOCKET;
@@ -253,7 +258,8 @@ unsafe fn receive_with_files(
 /// `message` was filled by a successful recvmsg, and its control room lives.
 unsafe fn files_of(message: &libc::msghdr) -> Vec<OwnedFd> {
     let mut files = Vec::new();
-    // SAFETY: walks the headers that the kernel wrote; each descriptor in them is new and this process's own.
+    // SAFETY: walks the headers that the kernel wrote; each descriptor in them is new and this
+    // process's own.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(message);
         while !header.is_null() {

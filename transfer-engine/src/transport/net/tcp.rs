@@ -41,8 +41,9 @@ pub(super) async fn send_part(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -
     Ok(true)
 }
 
-/// Sends a frame from the source. False: the batch was over in mid-frame. The rest of the frame has been sent from a copy, made at once, so that the source
-/// was free at once; what follows the payload has not.
+/// Sends a frame from the source. False: the batch was over in mid-frame. The rest of the frame has
+/// been sent from a copy, so that the source was free at once. What follows the payload has not
+/// been sent.
 async fn send_frame(lane: &LaneTask, part: &Part, mut frame: Outgoing<'_>, pass: Pass<'_>) -> io::Result<bool> {
     while !frame.is_done() {
         match frame.try_send(&lane.stream) {
@@ -89,7 +90,8 @@ pub(super) async fn ask(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::
     Ok(true)
 }
 
-/// Receives bytes of a part that is read, where they belong. Those of a batch that is over are dropped.
+/// Receives bytes of a part that is read, where they belong. Those of a batch that is over are
+/// dropped.
 pub(super) async fn land(lane: &LaneTask, incoming: &mut Incoming, id: PartId, bytes: usize) -> io::Result<()> {
     let taken = lane.sent().get_mut(&id).and_then(|sending| Some((Arc::clone(&sending.part), sending.landing.take()?)));
     let Some((part, mut cursor)) = taken else { return drop_payload(lane, incoming, bytes).await };

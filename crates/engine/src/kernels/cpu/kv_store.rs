@@ -16,9 +16,12 @@ use super::quantize::scale_of;
 
 /// One layer of the arena, as the running step sees it.
 ///
-/// **Exclusion**: the step writes rows of positions that it computes, and reads rows of positions that are complete. Both lie in blocks of its sequences' tables, which
-/// the block pool gives to nobody else for writing while the step runs; writing ends before reading begins. The one exception: of a sequence whose prefix came late (`await_prefix`), bytes may
-/// still arrive while they are read. They are plain bytes, of which any are numbers, and all that is computed for that sequence is dropped.
+/// **Exclusion**: the step writes rows of positions that it computes, and reads rows of positions
+/// that are complete. Both lie in blocks of its sequences' tables, which the block pool gives to no
+/// other writer while the step runs. Writing ends before reading begins. The one exception: of a
+/// sequence whose prefix came late (`await_prefix`), bytes may still arrive while they are read.
+/// They are plain bytes, of which any are numbers, and all that is computed for that sequence is
+/// dropped.
 #[derive(Clone, Copy)]
 pub(crate) struct KvStore<'a> {
     arena: &'a KvArena,
@@ -30,7 +33,8 @@ impl<'a> KvStore<'a> {
         Self { arena, layer }
     }
 
-    /// Stores the rows of one position; `k` and `v` are `[kv_head][head_dim]`. Threads may store different positions at the same time.
+    /// Stores the rows of one position; `k` and `v` are `[kv_head][head_dim]`. Threads may store
+    /// different positions at the same time.
     pub fn write(&self, isa: Isa, table: &[BlockId], position: usize, k: &[f32], v: &[f32]) {
         let layout = self.arena.layout();
         let (tokens, dim) = (layout.block_tokens as usize, layout.head_dim as usize);
@@ -45,13 +49,15 @@ impl<'a> KvStore<'a> {
         }
     }
 
-    /// Where the K rows and the V rows of consecutive positions of one head lie: up to the end of `position`'s block, at most `most` of them.
+    /// Where the K rows and the V rows of consecutive positions of one head lie. They go up to the
+    /// end of `position`'s block, at most `most` of them.
     pub fn rows(&self, table: &[BlockId], kv_head: usize, position: usize, most: usize) -> KvRows<'a> {
         let layout = self.arena.layout();
         let (tokens, row_bytes, plane) = (layout.block_tokens as usize, layout.row_bytes(), layout.plane_bytes());
         let token = position % tokens;
         let count = most.min(tokens - token);
-        // SAFETY: see the type's text; the rows of this layer are all written when attention begins.
+        // SAFETY: see the type's text; the rows of this layer are all written when attention
+        // begins.
         let record = unsafe { self.arena.block(self.layer, table[position / tokens]) };
         let k = &record[2 * kv_head * plane..][..plane];
         let v = &record[(2 * kv_head + 1) * plane..][..plane];
@@ -114,7 +120,8 @@ fn encode_of<V: F32x16>(dtype: KvDtype, x: &[f32], to: &mut [u8]) {
     }
 }
 
-/// The largest half instead of infinity, which times a weight of 0 is no number: a row would show in those before it. NaN stays.
+/// The largest half instead of infinity, which times a weight of 0 is no number: a row would show
+/// in those before it. NaN stays.
 #[inline(always)]
 fn bounded<V: F32x16>(x: V) -> V {
     V::splat(MAX_F16).min(V::splat(-MAX_F16).max(x))
@@ -181,7 +188,8 @@ impl Word for i8 {}
 #[inline(always)]
 fn words<T: Word>(bytes: &[u8]) -> [T; LANES] {
     if bytes.len() == size_of::<[T; LANES]>() {
-        // SAFETY: as many bytes as 16 words have; any bits are a word; the read takes any alignment. A single vector load, where a loop over bytes is 16.
+        // SAFETY: as many bytes as 16 words have; any bits are a word; the read takes any
+        // alignment. A single vector load, where a loop over bytes is 16.
         return unsafe { bytes.as_ptr().cast::<[T; LANES]>().read_unaligned() };
     }
     let mut words = [T::default(); LANES];

@@ -7,13 +7,14 @@
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
 
-/// Elements of which the largest is found before it is asked where: a search for each vector would take longer than the vector.
+/// Elements of which the largest is found before it is asked where: a search for each vector would
+/// take longer than the vector.
 const CHUNK: usize = 1024;
 
 /// What a pass over some numbers found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Largest {
-    /// Of the first of the largest; any index where a number is NaN.
+    /// Of the first of the largest; any index if a number is NaN.
     pub index: usize,
     /// Whether no number is infinite or NaN.
     pub all_finite: bool,
@@ -27,7 +28,7 @@ per_isa! {
 #[inline(always)]
 pub(super) fn largest_of<V: F32x16>(x: &[f32]) -> Largest {
     let mut best = 0;
-    // Each adds 0 times itself: nothing where it is finite, else NaN.
+    // Each adds 0 times itself: nothing if it is finite, else NaN.
     let mut none = V::splat(0.0);
     for (first, chunk) in (0..).step_by(CHUNK).zip(x.chunks(CHUNK)) {
         let mut max = V::splat(f32::NEG_INFINITY);

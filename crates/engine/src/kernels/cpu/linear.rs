@@ -14,11 +14,11 @@ use super::row_buffers::RowBuffers;
 
 /// A part of a matrix: some of its outputs.
 pub(crate) enum MatrixPart {
-    /// Elements as f32, or as halves where the file has them.
+    /// Elements as f32, or as halves if the file has them.
     Float(PackedMatrix),
-    /// Codes and scales, whose products take quantized activations.
+    /// Quants and scales, whose products take quantized activations.
     Quantized(QuantizedMatrix),
-    /// Codes and scales, whose products are of bfloat16.
+    /// Quants and scales, whose products are of bfloat16.
     Unpacked(QuantizedMatrix),
 }
 
@@ -79,7 +79,8 @@ pub(crate) struct Matrix {
 }
 
 impl Matrix {
-    /// `parts` have the same inputs; all but the last have whole vectors of outputs ([`Self::can_follow`]).
+    /// `parts` have the same inputs; all but the last have whole vectors of outputs
+    /// ([`Self::can_follow`]).
     pub fn new(parts: Vec<MatrixPart>) -> Self {
         let (_, first) = parts.split_last().unwrap_or_else(|| unreachable!("a matrix without parts"));
         assert!(first.iter().all(|part| Self::can_follow(part.outputs())), "a part in the middle of a vector");
@@ -115,7 +116,7 @@ impl Matrix {
         }
     }
 
-    /// One row: an embedding, where the matrix is the head too.
+    /// One row: an embedding, if the matrix is the head too.
     pub fn copy_row(&self, mut row: usize, to: &mut [f32]) {
         for part in &self.parts {
             if row < part.outputs() {
@@ -151,7 +152,8 @@ impl Inputs {
         }
     }
 
-    /// Takes so many rows, which `make(row, values)` writes, for products with `w`: what makes a row and what rounds it are one pass over memory.
+    /// Takes so many rows, which `make(row, values)` writes, for products with `w`: what makes a
+    /// row and what rounds it are one pass over memory.
     pub fn fill(
         &mut self,
         isa: Isa,
@@ -187,8 +189,9 @@ impl Inputs {
     }
 }
 
-/// Fills `to`, for products with `down`, with silu(gate) x up, where gate and up are the halves of X W^T: X is what `inputs` were filled with for this matrix. Returns whether it
-/// did: only what is rounded in one way on both sides, and halves of whole panels, are one pass over memory.
+/// Fills `to`, for products with `down`, with silu(gate) x up, where gate and up are the halves of
+/// X W^T. X is what `inputs` were filled with for this matrix. Returns whether it did: only what is
+/// rounded in one way on both sides, and halves of whole packed tiles, are one pass over memory.
 pub(crate) fn gated(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, down: &Matrix, to: &mut Inputs) -> bool {
     let [part] = &w.parts[..] else { return false };
     if w.products() != down.products() {
@@ -220,7 +223,8 @@ pub(crate) enum Target {
     Add,
 }
 
-/// Y = X W^T, or Y += X W^T: X is what `inputs` were filled with for this matrix, `y` is `[rows][outputs]`.
+/// Y = X W^T, or Y += X W^T: X is what `inputs` were filled with for this matrix, `y` is
+/// `[rows][outputs]`.
 pub(crate) fn linear(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, y: &mut Rows, target: Target) {
     assert_eq!(y.columns(), w.outputs(), "outputs of a product");
     let (rows, columns, form) = inputs.filled;
@@ -241,7 +245,8 @@ pub(crate) fn linear(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, y
     }
 }
 
-/// Where a product with a part goes: to the columns from `column` on, a multiple of 16. Rows have room for whole vectors.
+/// Where a product with a part goes: to the columns from `column` on, a multiple of 16. Rows have
+/// room for whole vectors.
 #[derive(Clone, Copy)]
 pub(super) struct Destination<'a> {
     pub y: &'a SharedRows<'a>,

@@ -5,8 +5,10 @@
 //! packed            [n / 32][k / 2][2 x 16 outputs, pairs of inputs (see `Pairs`)]     the last panel is padded with zero columns, and so is an odd k. Halves stay halves
 //! ```
 //!
-//! Vectors run over outputs, so that each output is one chain of fused multiply-adds in the order of k: the same bits whatever the width of a register, the number of rows
-//! or the thread. bfloat16 weights take activations that are rounded to bfloat16; the others take them as they are.
+//! Vectors run over outputs, so that each output is one chain of fused multiply-adds in the order
+//! of k. It has the same bits whatever the width of a register, the number of rows or the thread.
+//! bfloat16 weights take activations that are rounded to bfloat16; the others take them as they
+//! are.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -28,20 +30,23 @@ use super::swiglu::gate_of;
 use super::tile::{Ahead, Extent, Operand, TILE_BLOCK, product, shape};
 use super::unpacked::unpack;
 
-/// Outputs of one panel.
+/// Outputs of one packed tile.
 const PANEL: usize = 2 * LANES;
 const _: () = assert!(PANEL == GATES);
-/// Weights of a panel and a pair of inputs.
+/// Weights of a packed tile and a pair of inputs.
 const PANEL_PAIR: usize = 2 * PAIR;
-/// Rows computed against a panel before the next panel: their activations (some 400 KB in single precision) stay in the second-level cache.
+/// Rows computed against a packed tile before the next packed tile: their activations (some 400 KB
+/// in single precision) stay in the second-level cache.
 const ROW_BLOCK: usize = 96;
-/// Inputs computed for all rows of a block before the next inputs: the panel's part (32 KB of single precision) stays in the first-level cache.
+/// Inputs computed for all rows of a block before the next inputs. The packed tile's part (32 KB of
+/// single precision) stays in the first-level cache.
 const DEPTH_BLOCK: usize = 256;
 /// The same with matrix tiles, which are slow to fill and to empty (36 KB of bfloat16).
 const TILE_DEPTH_BLOCK: usize = 576;
-/// Bytes of activations that matrix tiles take against a panel before the next: as many as leave room in a second-level cache of 2 MB, for weights are read again for each such block.
+/// Bytes of activations that matrix tiles take against a packed tile before the next. As many as
+/// leave room in a second-level cache of 2 MB, for weights are read again for each such block.
 const TILE_ROW_BYTES: usize = 768 << 10;
-/// Bytes of the weights of a panel that are unpacked at once.
+/// Bytes of the weights of a packed tile that are unpacked at once.
 pub(super) const UNPACKED_BYTES: usize =
     size_of::<bf16>() * PANEL * if TILE_DEPTH_BLOCK > DEPTH_BLOCK { TILE_DEPTH_BLOCK } else { DEPTH_BLOCK };
 /// Multiply-adds below which waking another thread does not pay (some 10 us of work).
@@ -57,7 +62,8 @@ pub(crate) struct PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Packs a matrix of the type `element`, F32, F16 or BF16, whose rows `read` gives: it fills `[rows][inputs]` for a range of at most 32 outputs.
+    /// Packs a matrix of the type `element`, F32, F16 or BF16. `read` gives its rows: it fills
+    /// `[rows][inputs]` for a range of at most 32 outputs.
     pub fn pack(
         threads: &Threads,
         memory: &WeightMemory,
@@ -102,7 +108,7 @@ impl PackedMatrix {
         self.element == Dtype::BF16
     }
 
-    /// One row of the weight matrix: an embedding, where the matrix is the head too.
+    /// One row of the weight matrix: an embedding, if the matrix is the head too.
     pub fn copy_row(&self, row: usize, to: &mut [f32]) {
         assert!(row < self.outputs && to.len() == self.inputs, "row {row} of {}", self.outputs);
         match self.element {
@@ -120,12 +126,12 @@ impl PackedMatrix {
     }
 }
 
-/// Weights of a panel, an odd number of inputs made even.
+/// Weights of a packed tile, an odd number of inputs made even.
 fn panel_elements(inputs: usize) -> usize {
     inputs.div_ceil(2) * PANEL_PAIR
 }
 
-/// Where a weight lies in its panel.
+/// Where a weight lies in its packed tile.
 fn place<N: Number>(output: usize, input: usize) -> usize {
     input / 2 * PANEL_PAIR + output / LANES * PAIR + N::place(output % LANES, input % 2)
 }
@@ -172,7 +178,7 @@ impl RoundedMatrix<'_> {
         }
     }
 
-    /// Whether each half of the outputs is whole panels.
+    /// Whether each half of the outputs is whole packed tiles.
     pub fn halves_are_panels(&self) -> bool {
         self.outputs().is_multiple_of(2 * PANEL)
     }
@@ -198,7 +204,8 @@ pub(super) fn rounded_matmul(
     rounded_tasks(isa, threads, x, w, buffers, Output::Rows(to));
 }
 
-/// silu(gate) x up, rounded, where gate and up are the halves of X W^T, each of whole panels: neither of them is ever in memory as a whole.
+/// silu(gate) x up, rounded, where gate and up are the halves of X W^T, each of whole packed tiles.
+/// Neither of them is ever in memory as a whole.
 pub(super) fn gated_matmul(
     isa: Isa,
     threads: &Threads,
@@ -234,7 +241,7 @@ fn rounded_tasks(
     });
 }
 
-/// How a product is cut into tasks: blocks of rows, and groups of panels.
+/// How a product is cut into tasks: blocks of rows, and groups of packed tiles.
 struct TaskShape {
     rows: usize,
     /// Most rows of a task.
@@ -249,7 +256,8 @@ impl TaskShape {
     fn for_each(self, threads: &Threads, work: impl Fn(usize, Part) + Sync) {
         let Self { rows, panels, .. } = self;
         let parallel = rows * self.work >= PARALLEL_WORK;
-        // Some tasks per thread, so that one that was late does not hold up the rest: of few panels each, then of few rows.
+        // Some tasks per thread, so that one that was late does not hold up the rest: of few packed
+        // tiles each, then of few rows.
         let group = if parallel { panels.div_ceil(threads.count() * 4) } else { panels };
         let groups = panels.div_ceil(group);
         let blocks = if parallel { (threads.count() * 2).div_ceil(groups) } else { 1 };
@@ -267,16 +275,17 @@ impl TaskShape {
     }
 }
 
-/// What one task computes: some rows against some panels.
+/// What one task computes: some rows against some packed tiles.
 struct Part {
     rows: Range<usize>,
     panels: Range<usize>,
-    /// The first panel of the thread's next task, most likely; the number of panels where there is none.
+    /// The first packed tile of the thread's next task, most likely; the number of packed tiles if
+    /// there is none.
     then: usize,
 }
 
 impl Part {
-    /// The panel that follows, most likely.
+    /// The packed tile that follows, most likely.
     fn after(&self, panel: usize) -> usize {
         if panel + 1 < self.panels.end { panel + 1 } else { self.then }
     }
@@ -379,15 +388,16 @@ fn single_products_of<V: F32x16>(x: &Rows, w: &PackedMatrix, to: Destination<'_>
     }
 }
 
-/// A matrix that gives its weights as panels of 32 outputs.
+/// A matrix that gives its weights as packed tiles of 32 outputs.
 trait Panels<P: Pairs> {
     fn inputs(&self) -> usize;
     fn outputs(&self) -> usize;
 
-    /// Some inputs of a panel, in pairs: `[depth / 2][2 x 16 outputs, pairs]`. `room` has room for them where they are not in memory like that.
+    /// Some inputs of a packed tile, in pairs: `[depth / 2][2 x 16 outputs, pairs]`. `room` has
+    /// room for them if they are not in memory like that.
     fn weights(&self, panel: usize, depth: Range<usize>, room: &mut [P::Weight]) -> *const P::Weight;
 
-    /// The memory that these are read from. The panel may be one past the last.
+    /// The memory that these are read from. The packed tile may be one past the last.
     fn bytes(&self, panel: usize, depth: Range<usize>) -> (*const u8, usize);
 }
 
@@ -494,10 +504,11 @@ fn gated_products<P: Pairs<Input = bf16>, W: Panels<P>>(
     }
 }
 
-/// Rows `rows` of X against one panel; `then` is the one that will be asked for next.
+/// Rows `rows` of X against one packed tile; `then` is the one that will be asked for next.
 ///
 /// # Safety
-/// These rows of `x` can be read, and `columns` columns of as many rows of `c` written, which nobody else touches.
+/// These rows of `x` can be read, and `columns` columns of as many rows of `c` written, which
+/// nothing else touches.
 #[inline(always)]
 unsafe fn panel_product<P: Pairs, W: Panels<P>>(
     x: Operand<*const P::Input>,
@@ -514,7 +525,7 @@ unsafe fn panel_product<P: Pairs, W: Panels<P>>(
     for start in (0..w.inputs()).step_by(depth_block) {
         let depth = start..w.inputs().min(start + depth_block);
         let b = Operand { at: w.weights(panel, depth.clone(), room), stride: PANEL_PAIR };
-        // The inputs that follow, or the next panel's first.
+        // The inputs that follow, or the next packed tile's first.
         let (next, bytes) = match depth.end < w.inputs() {
             true => w.bytes(panel, depth.end..w.inputs().min(depth.end + depth_block)),
             false => w.bytes(then, 0..depth_block.min(w.inputs())),
@@ -527,7 +538,8 @@ unsafe fn panel_product<P: Pairs, W: Panels<P>>(
             let extent = Extent { rows: part.len(), depth: depth.len(), columns, accumulate };
             // Once is enough.
             let mut ahead = if part.start == 0 { Ahead::new::<P>(next, bytes, extent) } else { Ahead::nothing() };
-            // SAFETY: this thread has no other shape, and keeps this one while it computes these rows; these inputs, and the caller's promise.
+            // SAFETY: this thread has no other shape, and keeps this one while it computes these
+            // rows; these inputs, and the caller's promise.
             unsafe {
                 let _shape = shape::<P>(part.len());
                 let a = Operand { at: x.at.add((rows.start + part.start) * x.stride + start), ..x };

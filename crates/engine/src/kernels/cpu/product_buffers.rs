@@ -7,7 +7,8 @@ use crate::kernels::{AlignedBuf, AlignedBytes, Threads};
 
 use super::matmul::UNPACKED_BYTES;
 
-/// Gates that are made at once, and as many ups: a panel of floats, and what a scale of quantized activations is of.
+/// Gates that are made at once, and as many ups: a packed tile of floats, and what a scale of
+/// quantized activations is of.
 pub(super) const GATES: usize = 2 * LANES;
 /// Elements from one row's gates and ups to the next one's: an odd number of lines.
 pub(super) const GATE_STRIDE: usize = 2 * GATES + LANES;
@@ -18,7 +19,7 @@ pub(crate) struct ProductBuffers(Vec<Mutex<ProductBuffer>>);
 pub(super) struct ProductBuffer {
     /// `[rows][GATES gates, then their ups]`, rows [`GATE_STRIDE`] apart.
     pub gates: AlignedBuf,
-    /// Weights of one panel and some inputs, as pairs of bfloat16.
+    /// Weights of one packed tile and some inputs, as pairs of bfloat16.
     pub weights: AlignedBytes,
 }
 

@@ -29,9 +29,9 @@ pub(super) struct QuantizedBlock {
     pub codes: [[i8; BLOCK]; GROUP],
     /// x is about scale * code.
     pub scales: [f32; GROUP],
-    /// Scale times the sum of the codes.
+    /// Scale times the sum of the quants.
     pub weighted_sums: [f32; GROUP],
-    /// Sums of the codes, times -8: what a zero of 8 takes off.
+    /// Sums of the quants, times -8: what a zero of 8 takes off.
     pub zeros: [i32; GROUP],
     /// The same of the first and of the last 16 inputs.
     pub half_zeros: [[i32; GROUP]; 2],
@@ -67,7 +67,8 @@ impl QuantizedRows {
         });
     }
 
-    /// Makes it `rows x columns`, a multiple of 32. The contents are unspecified; memory is only ever added.
+    /// Makes it `rows x columns`, a multiple of 32. The contents are unspecified; memory is only
+    /// ever added.
     fn resize(&mut self, rows: usize, columns: usize) -> &mut [QuantizedBlock] {
         assert!(columns.is_multiple_of(BLOCK), "{columns} columns");
         (self.rows, self.blocks_per_row) = (rows, columns / BLOCK);
@@ -81,7 +82,8 @@ impl QuantizedRows {
         blocks
     }
 
-    /// Makes it `rows x columns`, a multiple of 32, of unspecified contents: a handle through which several threads write different parts, `[rows / 16][columns / 32]`.
+    /// Makes it `rows x columns`, a multiple of 32, of unspecified contents. Returns a handle
+    /// through which several threads write different parts, `[rows / 16][columns / 32]`.
     pub fn share(&mut self, rows: usize, columns: usize) -> SharedRows<'_, QuantizedBlock> {
         let blocks_per_row = columns / BLOCK;
         SharedRows::new(self.resize(rows, columns), (rows.div_ceil(GROUP), blocks_per_row), blocks_per_row)
@@ -139,12 +141,13 @@ pub(super) fn quantize_block<V: F32x16>(x: &[f32; BLOCK], slot: usize, block: &m
     block.half_zeros[1][slot] = -ZERO * sums[1];
 }
 
-/// The scale of some numbers, and what they are multiplied by to be codes; `finite` is whether all of them are.
+/// The scale of some numbers, and what they are multiplied by to be quants; `finite` is whether all
+/// of them are.
 #[inline(always)]
 pub(super) fn scale_of(largest: f32, finite: bool) -> (f32, f32) {
     // The largest of some numbers need not show that one of them is none.
     let scale = if finite { largest * (1.0 / 127.0) } else { f32::NAN };
-    // Bounded, so that codes of numbers near 0 are, too.
+    // Bounded, so that quants of numbers near 0 are, too.
     (scale, if largest > 0.0 { (127.0 / largest).min(f32::MAX) } else { 0.0 })
 }
 

@@ -7,7 +7,8 @@
 //!       y = fma(a_scale * sum of a, minimum, y)    where it has a minimum
 //! ```
 //!
-//! Vectors run over outputs, so each output is one chain of operations in the order of k: the same bits whatever the instruction set, the number of rows or the thread.
+//! Vectors run over outputs, so each output is one chain of operations in the order of k. It has
+//! the same bits whatever the instruction set, the number of rows or the thread.
 
 use std::ops::Range;
 
@@ -27,14 +28,16 @@ use super::swiglu::gate_of;
 use super::tile::Operand;
 use super::unrolled::unrolled;
 
-/// Groups of rows computed against a panel before the next panel: their activations (some 300 KB) stay in the second-level cache.
+/// Groups of rows computed against a packed tile before the next packed tile: their activations
+/// (some 300 KB) stay in the second-level cache.
 const ROW_GROUPS: usize = 8;
-/// Multiply-adds below which another thread does not pay: some 3 us of work, where a helper that looks for work takes 1 to come.
+/// Multiply-adds below which another thread does not pay: some 3 us of work; a helper that looks
+/// for work takes 1 to come.
 const PARALLEL_WORK: usize = 100_000;
 
-/// Panels of the widest register tile of any instruction set.
+/// Packed tiles of the widest register tile of any instruction set.
 const WIDEST_TILE: usize = 2;
-/// Panels of the gates that are made at once, and of their ups.
+/// Packed tiles of the gates that are made at once, and of their ups.
 const GATED_PANELS: usize = 2 * WIDEST_TILE;
 const _: () = assert!(WIDEST_TILE * PANEL == GATES && GATES == BLOCK);
 
@@ -57,7 +60,8 @@ pub(super) fn quantized_matmul(
     quantized_tasks(isa, threads, x, w, Output::Rows(to));
 }
 
-/// silu(gate) x up, quantized, where gate and up are the halves of X W^T, each of whole blocks: neither of them is ever in memory as a whole.
+/// silu(gate) x up, quantized, where gate and up are the halves of X W^T, each of whole blocks.
+/// Neither of them is ever in memory as a whole.
 pub(super) fn gated_quantized_matmul(
     isa: Isa,
     threads: &Threads,
@@ -73,7 +77,8 @@ pub(super) fn gated_quantized_matmul(
 fn quantized_tasks(isa: Isa, threads: &Threads, x: &QuantizedRows, w: &QuantizedMatrix, to: Output<'_>) {
     let panels = if let Output::Gated(..) = to { w.panels() / 2 } else { w.panels() };
     let parallel = x.rows() * w.inputs() * w.outputs() >= PARALLEL_WORK;
-    // Some tasks per thread, so that one that was late does not hold up the rest; whole register tiles each.
+    // Some tasks per thread, so that one that was late does not hold up the rest; whole register
+    // tiles each.
     let wanted_runs = threads.count() * if x.rows() > GROUP { 16 } else { 4 };
     let run = if parallel { (panels / wanted_runs / WIDEST_TILE).max(1) * WIDEST_TILE } else { panels };
     let runs = panels.div_ceil(run);
@@ -99,14 +104,15 @@ fn quantized_tasks(isa: Isa, threads: &Threads, x: &QuantizedRows, w: &Quantized
 /// What one task computes.
 struct Part {
     groups: Range<usize>,
-    /// Of gates, where there are gates.
+    /// Of gates, if there are gates.
     panels: Range<usize>,
-    /// The panels of the thread's next task, most likely.
+    /// The packed tiles of the thread's next task, most likely.
     then: Range<usize>,
 }
 
 impl Part {
-    /// The `step`th panels of a task that takes `most` at a time, and the first one's place among those that belong together: of two panels of gates, these and then those of the
+    /// The `step`th packed tiles of a task that takes `most` at a time, and the first one's place
+    /// among those that belong together. Of two packed tiles of gates, these and then those of the
     /// ups, the first of which is `ups`.
     #[inline(always)]
     fn step(&self, step: usize, most: usize, ups: Option<usize>) -> Option<(Range<usize>, usize)> {
@@ -122,7 +128,7 @@ impl Part {
 }
 
 per_isa! {
-    /// Some rows against some panels.
+    /// Some rows against some packed tiles.
     fn panel_products(x: &QuantizedRows, w: &QuantizedMatrix, gates: &mut [f32], to: Output<'_>, part: Part) = panel_products_of<Dots>
 }
 
@@ -170,8 +176,9 @@ fn typed_products<D: Dots, const TYPE: usize>(
                         (Operand { at, stride: GATE_STRIDE }, Target::Set)
                     }
                 };
-                // SAFETY: the panels have the codes and scales of as many blocks as the group, rows `first..rows` are in the group, and this task alone has that part of Y or
-                // these gates, whose rows have room for whole vectors.
+                // SAFETY: the packed tiles have the quants and scales of as many blocks as the
+                // group, rows `first..rows` are in the group, and this task alone has that part of
+                // Y or these gates, whose rows have room for whole vectors.
                 unsafe {
                     let rows = D::TILE_ROWS.min(rows - first);
                     of_shape::<D, TYPE>(weights, x.group(group), (first, rows), c, target, &mut ahead);
@@ -187,7 +194,8 @@ fn typed_products<D: Dots, const TYPE: usize>(
     }
 }
 
-/// silu(gate) x up of 32 gates and ups of some groups' rows, quantized as block `block` of each row.
+/// silu(gate) x up of 32 gates and ups of some groups' rows, quantized as block `block` of each
+/// row.
 #[inline(always)]
 fn quantize_gates<V: F32x16>(
     gates: &[f32],
@@ -213,7 +221,7 @@ fn quantize_gates<V: F32x16>(
     }
 }
 
-/// Where the weights of some panels begin, which lie one after the other.
+/// Where the weights of some packed tiles begin, which lie one after the other.
 #[derive(Clone, Copy)]
 struct Panels {
     count: usize,
@@ -221,9 +229,10 @@ struct Panels {
     scales: *const u8,
 }
 
-/// The weights of the panels that follow, which are asked for while others are computed with: memory is never idle.
+/// The weights of the packed tiles that follow, which are asked for while others are computed with:
+/// memory is never idle.
 struct Ahead {
-    /// Of codes and of scales.
+    /// Of quants and of scales.
     at: [*const u8; 2],
     /// Bytes of each per block of a tile.
     step: [usize; 2],
@@ -242,11 +251,14 @@ impl Ahead {
     }
 }
 
-/// `rows` rows of a group from `first` on, in a register tile of at least that height: rows beyond the last are computed and dropped.
+/// `rows` rows of a group from `first` on, in a register tile of at least that height: rows beyond
+/// the last are computed and dropped.
 ///
 /// # Safety
-/// There are weights for all `blocks` of `panels.count` panels, at most `D::TILE_PANELS`; `first + rows` is at most 16, and `rows` at most `D::TILE_ROWS`, a divisor of 16; as many whole
-/// vectors as there are panels can be written to each of `rows` rows of `c`, which nobody else touches.
+/// There are weights for all `blocks` of `panels.count` packed tiles, at most `D::TILE_PANELS`.
+/// `first + rows` is at most 16, and `rows` at most `D::TILE_ROWS`, a divisor of 16. As many whole
+/// vectors as there are packed tiles can be written to each of `rows` rows of `c`, which nothing
+/// else touches.
 #[inline(always)]
 unsafe fn of_shape<D: Dots, const TYPE: usize>(
     panels: Panels,
@@ -268,8 +280,9 @@ unsafe fn of_shape<D: Dots, const TYPE: usize>(
     unreachable!("a tile of {rows} rows and {} panels", panels.count);
 }
 
-/// The inner loop: per row, block and panel, 8 dot products and two or three float operations. The dot products of all rows and panels go side by side: each alone is a chain of 8
-/// instructions that wait for one another.
+/// The inner loop: per row, block and packed tile, 8 dot products and two or three float
+/// operations. The dot products of all rows and packed tiles go side by side. Each alone is a chain
+/// of 8 instructions that wait for one another.
 ///
 /// # Safety
 /// As for [`of_shape`]; `first + ROWS` is at most 16, `ROWS` at most 4 and `PANELS` at most 2.
@@ -289,9 +302,11 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const PANELS:
     let mut sums = [[D::Floats::splat(0.0); PANELS]; ROWS];
     let Panels { mut codes, mut scales, .. } = panels;
     for block in blocks {
-        // First: behind the products, its branches would part them from the loads, all of which the compiler then keeps at once, in memory.
+        // First: behind the products, its branches would part them from the loads, all of which the
+        // compiler then keeps at once, in memory.
         ahead.ask();
-        // SAFETY: the caller's promise: a block's codes and scales in each panel, and rows of the group; 4 bytes of codes are read as a number, of any alignment.
+        // SAFETY: the caller's promise: a block's quants and scales in each packed tile, and rows
+        // of the group; 4 bytes of quants are read as a number, of any alignment.
         unsafe {
             let inputs = block.codes.as_ptr().add(first).cast::<[i32; BLOCK / 4]>();
             let (a_scales, weighted_sums) = (block.scales.as_ptr().add(first), block.weighted_sums.as_ptr().add(first));
@@ -352,7 +367,8 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const PANELS:
     });
 }
 
-/// What the dot products of a row and a group of a block begin with: what its codes' zero takes off.
+/// What the dot products of a row and a group of a block begin with: what its quants' zero takes
+/// off.
 ///
 /// # Safety
 /// `first + row` is below 16.

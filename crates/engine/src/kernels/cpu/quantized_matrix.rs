@@ -22,10 +22,11 @@ use super::quantize::BLOCK;
 use super::unrolled::unrolled;
 
 const _: () = assert!(CODES == BLOCK);
-/// Outputs of one panel.
+/// Outputs of one packed tile.
 pub(crate) const PANEL: usize = LANES;
 
-/// Compiles an expression for each quantized type, and picks at run time: with the type's index in `Dtype::ALL` as a constant.
+/// Compiles an expression for each quantized type, and picks at run time: with the type's index in
+/// `Dtype::ALL` as a constant.
 macro_rules! per_type {
     ($dtype:expr, $index:ident => $body:expr) => {
         $crate::kernels::cpu::quantized_matrix::per_type!($dtype, $index => $body; Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K)
@@ -57,7 +58,8 @@ pub(crate) struct QuantizedMatrix {
 }
 
 impl QuantizedMatrix {
-    /// Packs a matrix of the quantized type `dtype` whose rows `read` gives, as blocks of codes. `inputs` is a multiple of 32.
+    /// Packs a matrix of the quantized type `dtype` whose rows `read` gives, as blocks of quants.
+    /// `inputs` is a multiple of 32.
     pub fn pack(
         threads: &Threads,
         memory: &WeightMemory,
@@ -108,12 +110,12 @@ impl QuantizedMatrix {
         self.outputs.is_multiple_of(2 * BLOCK)
     }
 
-    /// Panels of 16 outputs.
+    /// Packed tiles of 16 outputs.
     pub fn panels(&self) -> usize {
         self.outputs.div_ceil(PANEL)
     }
 
-    /// Codes and scales of some blocks of a panel.
+    /// Quants and scales of some blocks of a packed tile.
     pub fn panel(&self, panel: usize, blocks: Range<usize>) -> (&[u8], &[u8]) {
         let of = |bytes: usize| {
             let at = panel * (self.inputs / BLOCK) * bytes;
@@ -122,7 +124,7 @@ impl QuantizedMatrix {
         (&self.codes[of(code_bytes(self.form))], &self.scales[of(scale_bytes(self.form))])
     }
 
-    /// Codes and scales of some panels, each of which has those of all its blocks.
+    /// Quants and scales of some packed tiles, each of which has those of all its blocks.
     pub fn whole(&self, panels: Range<usize>) -> (&[u8], &[u8]) {
         let of = |block: usize| {
             let bytes = self.inputs / BLOCK * block;
@@ -131,14 +133,15 @@ impl QuantizedMatrix {
         (&self.codes[of(code_bytes(self.form))], &self.scales[of(scale_bytes(self.form))])
     }
 
-    /// The memory of the codes of some inputs of a panel and of the next. The panel may be one past the last.
+    /// The memory of the quants of some inputs of a packed tile and of the next. The packed tile
+    /// may be one past the last.
     pub fn code_bytes(&self, panel: usize, depth: Range<usize>) -> (*const u8, usize) {
         let bytes = code_bytes(self.form);
         let at = (panel * (self.inputs / BLOCK) + depth.start / BLOCK) * bytes;
         (self.codes.as_ptr().wrapping_add(at), depth.len() / BLOCK * bytes)
     }
 
-    /// One row of the weight matrix: an embedding, where the matrix is the head too.
+    /// One row of the weight matrix: an embedding, if the matrix is the head too.
     pub fn copy_row(&self, row: usize, to: &mut [f32]) {
         assert!(row < self.outputs && to.len() == self.inputs, "row {row} of {}", self.outputs);
         let (panel, lane, blocks) = (row / PANEL, row % PANEL, self.inputs / BLOCK);
@@ -151,7 +154,7 @@ impl QuantizedMatrix {
     }
 }
 
-/// Bytes of the codes of a block of 16 outputs.
+/// Bytes of the quants of a block of 16 outputs.
 pub(super) const fn code_bytes(form: CodeForm) -> usize {
     QUADS * if form.bits == 8 { BLOCK / 4 } else { form.bits as usize }
 }
@@ -229,10 +232,10 @@ pub(super) const fn form_of<const TYPE: usize>() -> CodeForm {
     }
 }
 
-/// The codes of a block of 16 outputs, 4 inputs a vector: vectors 2 `pair` and the next.
+/// The quants of a block of 16 outputs, 4 inputs a vector: vectors 2 `pair` and the next.
 ///
 /// # Safety
-/// A block's codes can be read; `pair` is below 4.
+/// A block's quants can be read; `pair` is below 4.
 #[inline(always)]
 pub(super) unsafe fn two_quads<D: Dots, const TYPE: usize>(codes: *const u8, pair: usize) -> [D::Codes; 2] {
     let bits = form_of::<TYPE>().bits;

@@ -1,4 +1,5 @@
-//! y\[i] = x\[i] / sqrt(mean(x^2) + eps) * w\[i] (Zhang and Sennrich, 2019), `[d]`. Squares are summed in 16 lanes, then as a tree.
+//! y\[i] = x\[i] / sqrt(mean(x^2) + eps) * w\[i] (Zhang and Sennrich, 2019), `[d]`. Squares are
+//! summed in 16 lanes, then as a tree.
 
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};

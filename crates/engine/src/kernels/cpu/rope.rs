@@ -1,11 +1,13 @@
-//! Rotates the pairs (x\[i], x\[i + half]) of each head by the angle position x frequency\[i] (Su et al., 2021; halves as in GPT-NeoX). Files whose pairs are
-//! neighbours get their Q and K rows reordered at load.
+//! Rotates the pairs (x\[i], x\[i + half]) of each head by the angle position x frequency\[i] (Su
+//! et al., 2021; halves as in GPT-NeoX). Files whose pairs are neighbours get their Q and K rows
+//! reordered at load.
 
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::{Rows, Threads};
 
-/// Cosines and sines of the rows of one step, computed in double precision: `[row][cos: half | sin: half]`.
+/// Cosines and sines of the rows of one step, computed in double precision: `[row][cos: half | sin:
+/// half]`.
 pub(crate) struct RopeTable {
     frequencies: Vec<f64>,
     positions: Vec<u32>,
@@ -44,7 +46,8 @@ impl RopeTable {
 }
 
 per_isa! {
-    /// Rotates the heads of one row in place: `heads` is `[head][2 * half]`, `table` is `[cos: half | sin: half]`.
+    /// Rotates the heads of one row in place: `heads` is `[head][2 * half]`, `table` is `[cos: half
+    /// | sin: half]`.
     pub(crate) fn rope(heads: &mut [f32], table: &[f32]) = rope_of<Floats>
 }
 

@@ -9,7 +9,8 @@ use crate::kernels::{AlignedBytes, Isa, Rows, SharedRows, Threads};
 
 use super::row_buffers::{GROUP, RowBuffers, take_groups};
 
-/// Rounded activations of a step, `[rows][columns]`; rows begin on cache lines, an odd number of them apart.
+/// Rounded activations of a step, `[rows][columns]`; rows begin on cache lines, an odd number of
+/// them apart.
 pub(crate) struct RoundedRows {
     bytes: AlignedBytes,
     rows: usize,

@@ -8,7 +8,8 @@ use crate::kernels::{AlignedBuf, Rows, Threads};
 /// Rows of a group: what a thread takes at once.
 pub(super) const GROUP: usize = 16;
 
-/// A row for each thread, between what makes it and what rounds it: together they are one pass over memory.
+/// A row for each thread, between what makes it and what rounds it: together they are one pass over
+/// memory.
 pub(crate) struct RowBuffers(Vec<Mutex<AlignedBuf>>);
 
 impl RowBuffers {
@@ -17,8 +18,9 @@ impl RowBuffers {
         Self((0..threads.count()).map(|_| Mutex::new(AlignedBuf::zeroed(most_columns))).collect())
     }
 
-    /// Each of so many rows, of so many columns, is written by `make(row, values)` and taken by `take(values, slot, group)`: `to` has `group_len` elements for
-    /// every 16 rows, or fewer for the last ones, and `slot` is the row's place among its group's.
+    /// `make(row, values)` writes each of so many rows, of so many columns, and `take(values, slot,
+    /// group)` takes it. `to` has `group_len` elements for every 16 rows, or fewer for the last
+    /// ones. `slot` is the row's place among its group's.
     pub fn pass<T: Send>(
         &self,
         threads: &Threads,

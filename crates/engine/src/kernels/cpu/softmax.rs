@@ -30,7 +30,8 @@ fn log_sum_exp_of<V: F32x16>(x: &[f32]) -> f32 {
 }
 
 per_isa! {
-    /// y\[i] = e^((x\[i] - max) / temperature): probabilities, but for their common factor. `max` is the largest x.
+    /// y\[i] = e^((x\[i] - max) / temperature): probabilities, but for their common factor. `max`
+    /// is the largest x.
     pub(crate) fn exp_weights(x: &[f32], max: f32, temperature: f32, y: &mut [f32]) = exp_weights_of<Floats>
 }
 

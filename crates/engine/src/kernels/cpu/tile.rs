@@ -1,11 +1,13 @@
-//! The one place where products of floats are summed: a small matrix product whose accumulators stay in registers.
+//! The one place where products of floats are summed: a small matrix product whose accumulators
+//! stay in registers.
 //!
 //! ```text
 //! C[r][j] (+)= sum over p of A[r][p] x B[p][j]      A: rows x depth, B: depth x columns (a multiple of 16), in pairs of p (see `Pairs`)
 //! ```
 //!
-//! Each C\[r]\[j] is one chain of fused multiply-adds in the order of the pairs, so the size of a register tile does not show in the result.
-//! Where there are matrix tiles, the sum of each 32 inputs is theirs ([`crate::kernels::amx`]); inputs beyond the last 32 are added as elsewhere.
+//! Each C\[r]\[j] is one chain of fused multiply-adds in the order of the pairs. So the size of a
+//! register tile does not show in the result. If there are matrix tiles, the sum of each 32 inputs
+//! is theirs ([`crate::kernels::amx`]); inputs beyond the last 32 are added as elsewhere.
 
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::amx::{self, PairsProduct, Shape, pairs_product};
@@ -20,7 +22,8 @@ use super::unrolled::unrolled;
 /// Rows of a block of matrix tiles.
 pub(super) const TILE_BLOCK: usize = 32;
 
-/// A matrix in memory: where it begins, and the elements from one row, or one pair of rows, to the next.
+/// A matrix in memory: where it begins, and the elements from one row, or one pair of rows, to the
+/// next.
 #[derive(Clone, Copy)]
 pub(super) struct Operand<P> {
     pub at: P,
@@ -38,7 +41,8 @@ pub(super) struct Extent {
     pub accumulate: bool,
 }
 
-/// What is read after a product, and is to be on its way meanwhile, if anything: consecutive bytes, asked for evenly over its register tiles, so that memory is never idle.
+/// What to prefetch during a product, if anything: consecutive bytes, asked for evenly over its
+/// register tiles, so that memory is never idle.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead {
     /// Any address will do: it is only a hint.
@@ -61,7 +65,8 @@ impl Ahead {
     }
 }
 
-/// What products of at most so many rows need while they are computed: the shape of this thread's matrix tiles. Of more than 32 rows, all are multiples of 32.
+/// What products of at most so many rows need while they are computed: the shape of this thread's
+/// matrix tiles. Of more than 32 rows, all are multiples of 32.
 ///
 /// # Safety
 /// No other shape lives on this thread.
@@ -69,7 +74,7 @@ impl Ahead {
 pub(super) unsafe fn shape<P: Pairs>(rows: usize) -> Option<Shape> {
     #[cfg(target_arch = "x86_64")]
     if P::TILES {
-        // SAFETY: the type is used only where there are tiles (see the trait); the caller's promise.
+        // SAFETY: the type is used only if there are tiles (see the trait); the caller's promise.
         return Some(unsafe { Shape::of_pairs(rows.min(TILE_BLOCK)) });
     }
     None
@@ -78,8 +83,10 @@ pub(super) unsafe fn shape<P: Pairs>(rows: usize) -> Option<Shape> {
 /// The product, in register tiles.
 ///
 /// # Safety
-/// `a` can be read at `rows x depth`, `b` at `depth.div_ceil(2) x columns` pairs, and `c` written at `rows x columns`, with their strides; nobody else touches that part of `c`.
-/// With matrix tiles a [`shape`] lives on this thread, and there are as many rows as its tiles have, from each 32nd row on.
+/// `a` can be read at `rows x depth`, `b` at `depth.div_ceil(2) x columns` pairs, and `c` written
+/// at `rows x columns`, with their strides. Nothing else touches that part of `c`. With matrix
+/// tiles a [`shape`] lives on this thread, and there are as many rows as its tiles have, from each
+/// 32nd row on.
 #[inline(always)]
 pub(super) unsafe fn product<P: Pairs>(
     extent: Extent,
@@ -173,7 +180,8 @@ unsafe fn register_product<P: Pairs>(
     let mut column = 0;
     while column < extent.columns {
         let wide = P::TILE_VECTORS > 1 && extent.columns - column >= 2 * LANES;
-        // SAFETY: columns `column..` of the caller's operands, two vectors of them only where there are as many.
+        // SAFETY: columns `column..` of the caller's operands, two vectors of them only if there
+        // are as many.
         unsafe {
             let b = Operand { at: b.at.add(2 * column), ..b };
             let c = Operand { at: c.at.add(column), ..c };
@@ -187,7 +195,8 @@ unsafe fn register_product<P: Pairs>(
     }
 }
 
-/// All rows of one or two vectors of columns. Tiles are of even height: 16 rows are 8 + 8, not 12 + 4.
+/// All rows of one or two vectors of columns. Tiles are of even height: 16 rows are 8 + 8, not 12 +
+/// 4.
 ///
 /// # Safety
 /// As for [`product`].
@@ -236,7 +245,8 @@ unsafe fn of_height<P: Pairs, const VECTORS: usize>(
     pick!(1 2 3 4 5 6 7 8 9 10 11 12);
 }
 
-/// The inner loop: per pair, `VECTORS` loads of B, `ROWS` broadcasts of A, `ROWS x VECTORS` products.
+/// The inner loop: per pair, `VECTORS` loads of B, `ROWS` broadcasts of A, `ROWS x VECTORS`
+/// products.
 ///
 /// # Safety
 /// As for [`product`].
@@ -248,7 +258,8 @@ unsafe fn registers<P: Pairs, const ROWS: usize, const VECTORS: usize>(
     c: Operand<*mut f32>,
     ahead: Option<&mut Ahead>,
 ) {
-    // Loops over the registers would be unrolled too late for the compiler to see that nothing else looks at the sums: it would store each of them after each product.
+    // Loops over the registers would be unrolled too late for the compiler to see that nothing else
+    // looks at the sums: it would store each of them after each product.
     macro_rules! each {
         ($row:ident, $j:ident => $body:expr) => {
             unrolled!($row in 0 1 2 3 4 5 6 7 8 9 10 11 => if $row < ROWS {

@@ -1,10 +1,12 @@
-//! Codes on their way to products of bfloat16: a part of a quantized matrix becomes pairs ([`Pairs`]) in a cache, right before its products with many rows.
+//! Quants on their way to products of bfloat16. A part of a quantized matrix becomes pairs
+//! ([`Pairs`]) in a cache, right before its products with many rows.
 //!
 //! ```text
 //! w[n][k] = code x scale + minimum, rounded to bfloat16; where the type has a zero, minimum is -zero x scale
 //! ```
 //!
-//! Before it is rounded it is exactly what the file's type says: a product of a code and a scale has at most 24 bits.
+//! Before it is rounded it is exactly what the file's type says: a product of a quant and a scale
+//! has at most 24 bits.
 
 use std::ops::Range;
 
@@ -24,8 +26,9 @@ use super::unrolled::unrolled;
 const WIDE: usize = 2 * PANEL;
 
 per_isa! {
-    /// Unpacks some inputs, whole blocks of them, of the `wide`th 32 outputs: `to` becomes `[depth / 2][2 x 16 outputs, pairs of inputs]`. Of outputs that there are not, the
-    /// second 16 are left as they are.
+    /// Unpacks some inputs, whole blocks of them, of the `wide`th 32 outputs: `to` becomes `[depth
+    /// / 2][2 x 16 outputs, pairs of inputs]`. Of outputs that there are not, the second 16 are
+    /// left as they are.
     pub(super) fn unpack(w: &QuantizedMatrix, wide: usize, depth: Range<usize>, to: &mut [bf16]) = unpack_of<Pairs>
 }
 
@@ -53,7 +56,7 @@ unsafe fn unpack_typed<P: Pairs<Weight = bf16>, const TYPE: usize>(
         let (codes, scales) = w.panel(panel, depth.start / BLOCK..depth.end / BLOCK);
         let blocks = codes.chunks_exact(code_bytes(form)).zip(scales.chunks_exact(scale_bytes(form)));
         for (block, (codes, scales)) in blocks.enumerate() {
-            // SAFETY: a block's codes and scales; the caller's promise.
+            // SAFETY: a block's quants and scales; the caller's promise.
             unsafe {
                 let to = to.add(block * BLOCK * WIDE + half * PAIR);
                 unpack_block::<P, TYPE>(codes.as_ptr(), scales.as_ptr(), to);
@@ -63,7 +66,7 @@ unsafe fn unpack_typed<P: Pairs<Weight = bf16>, const TYPE: usize>(
 }
 
 /// # Safety
-/// A block's codes and scales can be read, and the pairs of 16 outputs written at `to`.
+/// A block's quants and scales can be read, and the pairs of 16 outputs written at `to`.
 #[inline(always)]
 unsafe fn unpack_block<P: Pairs<Weight = bf16>, const TYPE: usize>(codes: *const u8, scales: *const u8, to: *mut bf16) {
     let form = form_of::<TYPE>();
@@ -89,10 +92,10 @@ unsafe fn unpack_block<P: Pairs<Weight = bf16>, const TYPE: usize>(codes: *const
     }
 }
 
-/// Codes of 16 outputs and one input of a block: byte `byte` of a quad.
+/// Quants of 16 outputs and one input of a block: byte `byte` of a quad.
 ///
 /// # Safety
-/// A block's codes can be read.
+/// A block's quants can be read.
 #[inline(always)]
 unsafe fn code<V: F32x16>(form: CodeForm, codes: *const u8, quad: usize, byte: usize) -> V {
     let (line, shift) = match form.bits {

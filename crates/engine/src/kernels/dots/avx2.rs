@@ -12,13 +12,14 @@ impl Dots for Avx2Dots {
     type Floats = Avx2;
     type Codes = [__m256i; 2];
     type Sums = [__m256i; 2];
-    // Of 16 registers: 2 x 2 dot products, 2 x 2 sums, 4 codes.
+    // Of 16 registers: 2 x 2 dot products, 2 x 2 sums, 4 quants.
     const TILE_ROWS: usize = 2;
     const TILE_PANELS: usize = 1;
 
     #[inline(always)]
     unsafe fn nibbles(from: *const u8) -> [Self::Codes; 2] {
-        // SAFETY: the caller's promise of 64 bytes; the type is used only where the CPU has AVX2 (see the trait).
+        // SAFETY: the caller's promise of 64 bytes; the type is used only if the CPU has AVX2 (see
+        // the trait).
         unsafe {
             let [a, b] = Self::bytes(from);
             let mask = _mm256_set1_epi8(15);
@@ -73,7 +74,8 @@ impl Dots for Avx2Dots {
     }
 }
 
-/// `codes` with a bit of `plane`; what a shift of 16 bits brings in from the neighbour is masked off.
+/// `codes` with a bit of `plane`; what a shift of 16 bits moves in from the neighbour is masked
+/// off.
 ///
 /// # Safety
 /// The CPU has AVX2.
@@ -100,7 +102,7 @@ unsafe fn narrow(sum: __m256i, codes: __m256i, inputs: __m256i) -> __m256i {
     }
 }
 
-/// Codes of even and of odd inputs as 16 bits, since sums of pairs of bytes would saturate.
+/// Quants of even and of odd inputs as 16 bits, since sums of pairs of bytes would saturate.
 ///
 /// # Safety
 /// The CPU has AVX2.

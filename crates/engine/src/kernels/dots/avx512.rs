@@ -12,13 +12,14 @@ impl Dots for Avx512Dots {
     type Floats = Avx512;
     type Codes = __m512i;
     type Sums = __m512i;
-    // Of 32 registers: 8 dot products, 8 sums, 4 codes.
+    // Of 32 registers: 8 dot products, 8 sums, 4 quants.
     const TILE_ROWS: usize = 4;
     const TILE_PANELS: usize = 2;
 
     #[inline(always)]
     unsafe fn nibbles(from: *const u8) -> [Self::Codes; 2] {
-        // SAFETY: the caller's promise of 64 bytes; the type is used only where the CPU has AVX-512 BW (see the trait).
+        // SAFETY: the caller's promise of 64 bytes; the type is used only if the CPU has AVX-512 BW
+        // (see the trait).
         unsafe {
             let (bytes, mask) = (Self::bytes(from), _mm512_set1_epi8(15));
             [_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask)]
@@ -33,7 +34,8 @@ impl Dots for Avx512Dots {
 
     #[inline(always)]
     fn with_bit(codes: Self::Codes, plane: Self::Codes, from: u32, to: u32) -> Self::Codes {
-        // SAFETY: AVX-512 BW as above. What a shift of 16 bits brings in from the neighbour is masked off.
+        // SAFETY: AVX-512 BW as above. What a shift of 16 bits moves in from the neighbour is
+        // masked off.
         unsafe {
             let left = _mm512_sll_epi16(plane, _mm_cvtsi32_si128(to.saturating_sub(from) as i32));
             let moved = _mm512_srl_epi16(left, _mm_cvtsi32_si128(from.saturating_sub(to) as i32));
@@ -58,7 +60,8 @@ impl Dots for Avx512Dots {
 
     #[inline(always)]
     fn dot_wide(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums {
-        // SAFETY: AVX-512 BW as above. Codes of even and of odd inputs as 16 bits, since sums of pairs of bytes would saturate.
+        // SAFETY: AVX-512 BW as above. Quants of even and of odd inputs as 16 bits, since sums of
+        // pairs of bytes would saturate.
         unsafe {
             let inputs = _mm512_set1_epi32(inputs);
             let even = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(inputs));

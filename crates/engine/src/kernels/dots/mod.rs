@@ -1,4 +1,5 @@
-//! Dot products of unsigned weight codes and signed activations, for sixteen outputs at once, beside the floats of the same instruction set.
+//! Dot products of unsigned weight quants and signed activations, for sixteen outputs at once,
+//! beside the floats of the same instruction set.
 //!
 //! Sums are exact integers, so all instruction sets give the same bits.
 
@@ -20,20 +21,21 @@ pub(crate) use vnni::VnniDots;
 
 use super::lanes::F32x16;
 
-/// Bytes of the codes of 4 inputs of 16 outputs: `[output][input]`.
+/// Bytes of the quants of 4 inputs of 16 outputs: `[output][input]`.
 pub(crate) const QUADS: usize = 64;
 
-/// Integer dot products. The types of this trait are named only inside functions compiled for their instruction set (`per_isa!`), which run only where the CPU has it.
+/// Integer dot products. The types of this trait are named only inside functions compiled for their
+/// instruction set (`per_isa!`), which run only if the CPU has it.
 pub(crate) trait Dots: Copy {
     /// Floats of the same set.
     type Floats: F32x16;
-    /// Codes of 4 inputs of 16 outputs.
+    /// Quants of 4 inputs of 16 outputs.
     type Codes: Copy;
     /// Sums of 16 outputs.
     type Sums: Copy;
     /// Rows of the largest register tile: 1, 2 or 4.
     const TILE_ROWS: usize;
-    /// Panels of 16 outputs of the largest register tile: 1 or 2.
+    /// Packed tiles of 16 outputs of the largest register tile: 1 or 2.
     const TILE_PANELS: usize;
 
     /// The low and the high nibbles of 64 bytes.
@@ -48,15 +50,17 @@ pub(crate) trait Dots: Copy {
     /// 64 bytes can be read at `from`.
     unsafe fn bytes(from: *const u8) -> Self::Codes;
 
-    /// `codes`, each with its byte's bit number `from` of `plane` as bit number `to`, which is 0 in `codes`.
+    /// `codes`, each with its byte's bit number `from` of `plane` as bit number `to`, which is 0 in
+    /// `codes`.
     fn with_bit(codes: Self::Codes, plane: Self::Codes, from: u32, to: u32) -> Self::Codes;
 
     fn splat(x: i32) -> Self::Sums;
 
-    /// `sums` and, for each output, the products of its 4 codes, below 128, with the 4 signed bytes of `inputs`.
+    /// `sums` and, for each output, the products of its 4 quants, below 128, with the 4 signed
+    /// bytes of `inputs`.
     fn dot(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums;
 
-    /// As [`Self::dot`], for any codes.
+    /// As [`Self::dot`], for any quants.
     fn dot_wide(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums;
 
     /// The sums, which are below 2^24 and therefore exact.

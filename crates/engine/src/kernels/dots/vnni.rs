@@ -12,7 +12,7 @@ impl Dots for VnniDots {
     type Floats = Avx512;
     type Codes = __m512i;
     type Sums = __m512i;
-    // Of 32 registers: 8 dot products, enough that none is waited for, 8 sums, 4 codes.
+    // Of 32 registers: 8 dot products, enough that none is waited for, 8 sums, 4 quants.
     const TILE_ROWS: usize = 4;
     const TILE_PANELS: usize = 2;
 
@@ -40,7 +40,7 @@ impl Dots for VnniDots {
 
     #[inline(always)]
     fn dot(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums {
-        // SAFETY: the type is used only where the CPU has AVX-512 VNNI (see the trait).
+        // SAFETY: the type is used only if the CPU has AVX-512 VNNI (see the trait).
         unsafe { _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(inputs)) }
     }
 

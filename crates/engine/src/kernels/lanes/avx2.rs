@@ -19,7 +19,7 @@ macro_rules! both {
     ($name:ident, $intrinsic:ident) => {
         #[inline(always)]
         fn $name(self, other: Self) -> Self {
-            // SAFETY: the type exists only where the CPU has AVX2 (see the trait).
+            // SAFETY: the type exists only if the CPU has AVX2 (see the trait).
             unsafe { Self($intrinsic(self.0, other.0), $intrinsic(self.1, other.1)) }
         }
     };
@@ -39,7 +39,7 @@ impl F32x16 for Avx2 {
 
     #[inline(always)]
     fn splat(x: f32) -> Self {
-        // SAFETY: the type exists only where the CPU has AVX2 (see the trait).
+        // SAFETY: the type exists only if the CPU has AVX2 (see the trait).
         unsafe { Self(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
     }
 
@@ -135,7 +135,8 @@ impl F32x16 for Avx2 {
 
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16) {
-        // SAFETY: the caller's promise of 32 bytes; AVX2 as above. Packing goes by 128-bit parts, which the permutation puts in order.
+        // SAFETY: the caller's promise of 32 bytes; AVX2 as above. Packing goes by 128-bit parts,
+        // which the permutation puts in order.
         unsafe {
             let packed = _mm256_packus_epi32(bf16_bits(self.0), bf16_bits(self.1));
             _mm256_storeu_si256(to.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
@@ -198,7 +199,8 @@ impl F32x16 for Avx2 {
     }
 }
 
-// Functions rather than closures: a closure does not inherit the caller's instruction set, and what it calls stays a call.
+// Functions rather than closures: a closure does not inherit the caller's instruction set, and what
+// it calls stays a call.
 
 /// Lane i + lane i+4, then +2, +1.
 ///
@@ -224,7 +226,7 @@ unsafe fn widen(half: __m128i) -> __m256 {
     unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half))) }
 }
 
-/// 0 where `x` is below `limit`, else `y`.
+/// 0 if `x` is below `limit`, else `y`.
 ///
 /// # Safety
 /// The CPU has AVX2.

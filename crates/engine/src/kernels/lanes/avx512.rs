@@ -26,14 +26,15 @@ macro_rules! binary {
     ($name:ident, $intrinsic:ident) => {
         #[inline(always)]
         fn $name(self, other: Self) -> Self {
-            // SAFETY: the type exists only where the CPU has AVX-512 F (see the trait).
+            // SAFETY: the type exists only if the CPU has AVX-512 F (see the trait).
             unsafe { Self($intrinsic(self.0, other.0)) }
         }
     };
 }
 
 impl F32x16 for Avx512 {
-    // 12 x 2 accumulators, 2 weights and a broadcast: 27 of 32 registers, and 24 independent chains for 2 ports of latency 4.
+    // 12 x 2 accumulators, 2 weights and a broadcast: 27 of 32 registers, and 24 independent chains
+    // for 2 ports of latency 4.
     const TILE_ROWS: usize = 12;
     const TILE_VECTORS: usize = 2;
 
@@ -46,7 +47,7 @@ impl F32x16 for Avx512 {
 
     #[inline(always)]
     fn splat(x: f32) -> Self {
-        // SAFETY: the type exists only where the CPU has AVX-512 F (see the trait).
+        // SAFETY: the type exists only if the CPU has AVX-512 F (see the trait).
         unsafe { Self(_mm512_set1_ps(x)) }
     }
 
@@ -188,7 +189,8 @@ impl F32x16 for Avx512 {
         unsafe { _mm512_reduce_max_ps(self.0) }
     }
 
-    /// 16 x 16 in four rounds of 16 shuffles: pairs, then quads within 128 bits, then the 128-bit parts.
+    /// 16 x 16 in four rounds of 16 shuffles: pairs, then quads within 128 bits, then the 128-bit
+    /// parts.
     #[inline(always)]
     fn transpose(rows: &mut [Self; LANES]) {
         // SAFETY: AVX-512 F as above.

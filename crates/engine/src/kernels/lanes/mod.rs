@@ -1,7 +1,7 @@
 //! Sixteen 32-bit floats, whatever the registers: one AVX-512 register, two of AVX2, or an array.
 //!
-//! Each operation is exact as IEEE 754 says, so the three give the same bits. Operations that need more than one rounding (sums over lanes, `exp`) are built here from
-//! those, once for all.
+//! Each operation is exact as IEEE 754 says, so the three give the same bits. Operations that need
+//! more than one rounding (sums over lanes, `exp`) are built here from those, once for all.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -18,9 +18,11 @@ pub(crate) use scalar::Scalar;
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 16;
 
-/// Sixteen f32. The types of this trait are named only inside functions compiled for their instruction set (`per_isa!`), which run only where the CPU has it.
+/// Sixteen f32. The types of this trait are named only inside functions compiled for their
+/// instruction set (`per_isa!`), which run only if the CPU has it.
 pub(crate) trait F32x16: Copy {
-    /// Rows of the largest register tile, with `TILE_VECTORS` vectors each: as many accumulators as fit beside the operands.
+    /// Rows of the largest register tile, with `TILE_VECTORS` vectors each: as many accumulators as
+    /// fit beside the operands.
     const TILE_ROWS: usize;
     /// Vectors of a tile's row, 1 or 2.
     const TILE_VECTORS: usize;
@@ -56,13 +58,13 @@ pub(crate) trait F32x16: Copy {
 
     fn abs(self) -> Self;
 
-    /// `self` where it is larger, else `other`; so `other` where either is NaN.
+    /// `self` if it is larger, else `other`; so `other` if either is NaN.
     fn max(self, other: Self) -> Self;
 
-    /// `self` where it is smaller, else `other`; so `other` where either is NaN.
+    /// `self` if it is smaller, else `other`; so `other` if either is NaN.
     fn min(self, other: Self) -> Self;
 
-    /// 0 where `x` is below `limit`, else `self`.
+    /// 0 if `x` is below `limit`, else `self`.
     fn zero_where_below(self, x: Self, limit: Self) -> Self;
 
     /// For `t = n + ROUND_MAGIC` with an integer n in -126..=127: 2^n.
@@ -77,7 +79,8 @@ pub(crate) trait F32x16: Copy {
     /// Lanes that are pairs of bfloat16, as bits, rounded as by [`Self::store_bf16`].
     fn bf16_pairs(low: Self, high: Self) -> Self;
 
-    /// Rounds to bfloat16: to nearest even, and to 0 what is below the smallest normal number, as the instruction for it does.
+    /// Rounds to bfloat16: to nearest even, and to 0 what is below the smallest normal number, as
+    /// the instruction for it does.
     ///
     /// # Safety
     /// 16 elements can be written at `to`.
@@ -143,14 +146,14 @@ pub(crate) trait F32x16: Copy {
     /// Whether no lane is infinite or NaN.
     fn all_finite(self) -> bool;
 
-    /// The largest lane; unspecified where one is NaN.
+    /// The largest lane; unspecified if one is NaN.
     fn largest(self) -> f32;
 }
 
 /// Bytes that come from memory together.
 pub(crate) const CACHE_LINE: usize = 64;
 
-/// Asks the processor to bring a row to its second-level cache.
+/// Asks the processor to prefetch a row into its second-level cache.
 #[inline(always)]
 pub(crate) fn prefetch(row: &[f32]) {
     for line in row.chunks(LANES) {
@@ -158,11 +161,13 @@ pub(crate) fn prefetch(row: &[f32]) {
     }
 }
 
-/// Asks the processor to bring a line to its second-level cache, at any address; nothing on other architectures.
+/// Asks the processor to prefetch a line into its second-level cache, at any address; nothing on
+/// other architectures.
 #[inline(always)]
 pub(crate) fn prefetch_line(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, of an instruction that every x86-64 has; an address that cannot be read is left alone.
+    // SAFETY: a hint, of an instruction that every x86-64 has; an address that cannot be read is
+    // left alone.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
     }
@@ -177,9 +182,11 @@ const EXP_MIN: f32 = -87.33;
 /// Above this, e^x is taken as e^88.
 const EXP_MAX: f32 = 88.0;
 
-/// e^x to 2 units in the last place on [-87.33, 88]; 0 below, e^88 above, NaN for NaN; e^0 is 1 exactly.
+/// e^x to 2 units in the last place on [-87.33, 88]; 0 below, e^88 above, NaN for NaN; e^0 is 1
+/// exactly.
 ///
-/// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by the polynomial of Cephes `expf` (Moshier, 1989); ln 2 in two parts (Cody and Waite).
+/// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by the polynomial of Cephes `expf` (Moshier, 1989); ln
+/// 2 in two parts (Cody and Waite).
 #[inline(always)]
 pub(crate) fn exp<V: F32x16>(x: V) -> V {
     const LN2_HIGH: f32 = 0.693_359_4;
@@ -199,7 +206,8 @@ pub(crate) fn exp<V: F32x16>(x: V) -> V {
 
 /// 2^x for x of at most 0, within 3e-6 of it; 0 below -126, 2^0 is 1 exactly.
 ///
-/// x = n + r with |r| <= 1/2, and a polynomial for 2^r, of least relative error among those that are 1 at 0: attention rounds what comes of it to bfloat16.
+/// x = n + r with |r| <= 1/2, and a polynomial for 2^r, of least relative error among those that
+/// are 1 at 0. Attention rounds the result to bfloat16.
 #[inline(always)]
 pub(crate) fn exp2_of_negative<V: F32x16>(x: V) -> V {
     const MIN: f32 = -126.0;

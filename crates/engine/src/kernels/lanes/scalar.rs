@@ -1,6 +1,7 @@
 //! Sixteen lanes as an array.
 //!
-//! Where it is the last resort, on x86-64, its operations are not inlined: with sixteen lanes unrolled in every kernel, they would be most of what the crate takes to compile.
+//! On x86-64, where it is the last resort, its operations are not inlined. With sixteen lanes
+//! unrolled in every kernel, they would take most of the crate's compile time.
 
 use half::{bf16, f16};
 

@@ -1,4 +1,5 @@
-//! Products of pairs of numbers, for sixteen outputs at once: what matrix products and attention are made of.
+//! Products of pairs of numbers, for sixteen outputs at once: what matrix products and attention
+//! are made of.
 //!
 //! ```text
 //! sum[n] = fma(w[n][odd], x[odd], sum[n]);   sum[n] = fma(w[n][even], x[even], sum[n])      for inputs (even, odd) and outputs n
@@ -7,8 +8,10 @@
 //!                          f32, half           [even, odd][16 outputs]
 //! ```
 //!
-//! The odd one first, for so the BF16 instruction does it; the product of two bfloat16 is exact in single precision, so that it is two fused multiply-adds. All sets
-//! give the same bits, but where a sum falls below the smallest normal f32, which the instruction takes for 0. Matrix tiles sum in another order ([`super::amx`]).
+//! The odd one first, for so the BF16 instruction does it. The product of two bfloat16 is exact in
+//! single precision, so that it is two fused multiply-adds. All sets give the same bits, unless a
+//! sum falls below the smallest normal f32, which the instruction takes for 0. Matrix tiles sum in
+//! another order ([`super::amx`]).
 
 #[cfg(target_arch = "x86_64")]
 mod native;
@@ -25,7 +28,8 @@ use super::lanes::{F32x16, LANES};
 /// Weights of a pair of inputs and 16 outputs.
 pub(crate) const PAIR: usize = 2 * LANES;
 
-/// Pairs of one type of number. The types of this trait are named only inside functions compiled for their instruction set (`per_isa!`), which run only where the CPU has it.
+/// Pairs of one type of number. The types of this trait are named only inside functions compiled
+/// for their instruction set (`per_isa!`), which run only if the CPU has it.
 pub(crate) trait Pairs: Copy {
     /// Floats of the same set.
     type Floats: F32x16;
@@ -37,11 +41,13 @@ pub(crate) trait Pairs: Copy {
     type Weights: Copy;
     /// 32 numbers of a row: 16 pairs.
     type Row: Copy;
-    /// Rows of the largest register tile, with `TILE_VECTORS` vectors each: as many accumulators as fit beside the operands.
+    /// Rows of the largest register tile, with `TILE_VECTORS` vectors each: as many accumulators as
+    /// fit beside the operands.
     const TILE_ROWS: usize;
     /// Vectors of a tile's row, 1 or 2.
     const TILE_VECTORS: usize;
-    /// Whether products go by matrix tiles ([`super::amx`]): inputs and weights are bfloat16, and sums are in another order.
+    /// Whether products go by matrix tiles ([`super::amx`]): inputs and weights are bfloat16, and
+    /// sums are in another order.
     const TILES: bool = false;
 
     /// # Safety
@@ -87,12 +93,13 @@ pub(crate) trait Pairs: Copy {
 /// # Safety
 /// Any bits are a value of the type, and it has no padding.
 pub(crate) unsafe trait Number: Copy {
-    /// Nearest to x; x itself where it is a number of this type.
+    /// Nearest to x; x itself if it is a number of this type.
     fn of(x: f32) -> Self;
 
     fn to_f32(self) -> f32;
 
-    /// Where the weight of an output, and of the even or the odd input, lies among the 32 of a pair.
+    /// Where the weight of an output, and of the even or the odd input, lies among the 32 of a
+    /// pair.
     fn place(output: usize, odd: usize) -> usize;
 }
 

@@ -1,4 +1,5 @@
-//! Pairs of bfloat16 on AVX-512 BF16: one instruction for 32 products. With `TILES`, products go by matrix tiles, 32 inputs at a time.
+//! Pairs of bfloat16 on AVX-512 BF16: one instruction for 32 products. With `TILES`, products go by
+//! matrix tiles, 32 inputs at a time.
 
 use std::arch::x86_64::*;
 
@@ -23,7 +24,8 @@ impl<const TILES: bool> Pairs for Native<TILES> {
 
     #[inline(always)]
     unsafe fn load(from: *const bf16) -> __m512i {
-        // SAFETY: the caller's promise of 64 bytes; the type is used only where the CPU has AVX-512 BF16 (see the trait).
+        // SAFETY: the caller's promise of 64 bytes; the type is used only if the CPU has AVX-512
+        // BF16 (see the trait).
         unsafe { _mm512_loadu_si512(from.cast()) }
     }
 

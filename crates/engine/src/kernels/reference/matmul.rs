@@ -1,4 +1,5 @@
-//! y\[n] = sum over k of x\[k] w\[n]\[k], added with fused multiply-adds in the order of pairs of k, the odd one of a pair first: the definition of the bits, too.
+//! y\[n] = sum over k of x\[k] w\[n]\[k], added with fused multiply-adds in the order of pairs of
+//! k, the odd one of a pair first. It is the definition of the bits, too.
 
 /// `x` is `[k]`, `w` is `[n][k]`; the sums begin with `start`, `[n]`.
 pub(crate) fn matmul_onto(start: &[f32], x: &[f32], w: &[f32]) -> Vec<f32> {
@@ -7,7 +8,8 @@ pub(crate) fn matmul_onto(start: &[f32], x: &[f32], w: &[f32]) -> Vec<f32> {
     w.chunks_exact(x.len()).zip(start).map(dot).collect()
 }
 
-/// The same as matrix tiles sum it: of each 32 inputs the even ones and the odd ones, each in a chain from 0, then both together. Fewer inputs at the end go as above.
+/// The same as matrix tiles sum it. Of each 32 inputs, the even ones and the odd ones are each a
+/// chain from 0, then both are added. Fewer inputs at the end go as above.
 pub(crate) fn matmul_in_tiles(start: &[f32], x: &[f32], w: &[f32]) -> Vec<f32> {
     let whole = x.len() / 32 * 32;
     let chain = |x: &[f32], w: &[f32], odd: usize| {

@@ -1,4 +1,5 @@
-//! The operations as their formulas read: one element at a time, no blocking, double precision where that is the better oracle. Test oracles only.
+//! The operations as their formulas read: one element at a time, no blocking, double precision if
+//! that is the better oracle. Test oracles only.
 
 mod attention;
 mod largest;

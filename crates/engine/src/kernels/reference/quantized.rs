@@ -8,7 +8,8 @@ pub(crate) struct Quantized {
     pub scale: f32,
 }
 
-/// scale = max |x| * (1 / 127), code = x * min(127 / max |x|, f32::MAX), rounded to nearest even, of each 32 activations.
+/// scale = max |x| * (1 / 127), code = x * min(127 / max |x|, f32::MAX), rounded to nearest even,
+/// of each 32 activations.
 pub(crate) fn quantize(x: &[f32]) -> Vec<Quantized> {
     let block = |x: &[f32]| {
         let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));

@@ -1,4 +1,5 @@
-//! Rotates the pairs (x\[i], x\[i + half]) of a head by the angle position x frequency\[i] (Su et al., 2021; halves as in GPT-NeoX).
+//! Rotates the pairs (x\[i], x\[i + half]) of a head by the angle position x frequency\[i] (Su et
+//! al., 2021; halves as in GPT-NeoX).
 
 /// `head` is `[2 * frequencies.len()]`.
 pub(crate) fn rope(head: &[f32], position: u32, frequencies: &[f64]) -> Vec<f32> {

@@ -1,23 +1,28 @@
 //! What a block of a class and an age is worth, learned.
 //!
-//! Per class and age there are two sums: hits, and exposure, the epochs that blocks spent at that age. Their ratio is the chance of a hit in the next epoch. Over
-//! the rest of a block's life these chances give the hits expected and the time until the hit, or the end of what is known; the ratio of these is the density
-//! (LHD, Beckmann et al., NSDI 2018, section 4).
+//! Per class and age there are two sums: hits and exposure. Exposure is the epochs that blocks
+//! spent at that age. Their ratio is the chance of a hit in the next epoch. Over the rest of a
+//! block's life these chances give the expected hits and the time until the hit, or the end of what
+//! is known. Their ratio is the density (LHD, Beckmann et al., NSDI 2018, section 4).
 //!
-//! The constants are round ones that lose nowhere to LRU or LFU on the first halves of Mooncake's conversation and synthetic traces, at 1,000 to 30,000 blocks.
-//! Half or twice as much of one moves a hit rate by 0.02 at most.
+//! The constants are round ones. They lose nowhere to LRU or LFU on the first halves of Mooncake's
+//! conversation and synthetic traces, at 1,000 to 30,000 blocks. Half or twice as much of one moves
+//! a hit rate by 0.02 at most.
 
 use super::super::Position;
 
-/// Classes of blocks, from the least used: last of its prompt, used once, twice, three times, more often.
+/// Classes of blocks, from the least used: last of its prompt, used once, twice, three times, more
+/// often.
 pub(super) const CLASSES: usize = 5;
 /// Bins of age: two per octave of epochs, the last for all that is older.
 const BINS: usize = 16;
-/// Epochs in which a block that was let go is still counted.
+/// Epochs in which a block that was released is still counted.
 pub(super) const WINDOW: u64 = 128;
-/// What counts of the sums from one epoch to the next: half in 139 epochs, in which about nine times the cache is let go.
+/// What counts of the sums from one epoch to the next: half in 139 epochs, in which about nine
+/// times the cache is released.
 const DECAY: f64 = 0.995;
-/// Blocks of a prompt, about: they are used again together, so that this many are one piece of evidence.
+/// Blocks of a prompt, about: they are used again together, so that this many are one piece of
+/// evidence.
 const PROMPT: f64 = 30.0;
 /// Weight of what is believed without evidence, in blocks seen for an epoch: some prompts.
 const PRIOR: f64 = 1000.0;
@@ -39,7 +44,7 @@ pub(super) struct Densities {
 
 #[derive(Debug, Clone)]
 struct Class {
-    /// Blocks let go in each of the last epochs that were not hit or lost since.
+    /// Blocks released in each of the last epochs that were not hit or lost since.
     waiting: [u64; WINDOW as usize],
     hits: [f64; BINS],
     exposure: [f64; BINS],
@@ -53,24 +58,26 @@ impl Densities {
         Self { classes: std::array::from_fn(|_| empty.clone()), epoch: 0 }
     }
 
-    /// Hits per block and epoch that blocks of this class, let go in this epoch, promise. It never grows with age, and never falls with the class.
+    /// Hits per block and epoch that blocks of this class, released in this epoch, promise. It
+    /// never grows with age, and never falls with the class.
     pub(super) fn density(&self, class: usize, epoch: u64) -> f64 {
         self.classes[class].density[bin(self.epoch - epoch)]
     }
 
-    /// A block is let go.
+    /// A block is released.
     pub(super) fn on_release(&mut self, class: usize) {
         self.classes[class].waiting[slot(self.epoch)] += 1;
     }
 
-    /// A block that was let go in `epoch` is used again.
+    /// A block that was released in `epoch` is used again.
     pub(super) fn on_hit(&mut self, class: usize, epoch: u64) {
         if self.on_loss(class, epoch) {
             self.classes[class].hits[bin(self.epoch - epoch)] += 1.0;
         }
     }
 
-    /// Whether a block that was let go in `epoch` is used again will not be known. `false` where it did not count any more.
+    /// Whether a block that was released in `epoch` is used again will not be known. `false` if it
+    /// did not count any more.
     pub(super) fn on_loss(&mut self, class: usize, epoch: u64) -> bool {
         let counted = self.epoch - epoch < WINDOW;
         if counted {
@@ -100,7 +107,8 @@ impl Densities {
         }
     }
 
-    /// Chance of a hit per bin, of all classes together. Where nothing was seen, it falls as one over the age: hits as likely in each octave.
+    /// Chance of a hit per bin, of all classes together. If nothing was seen, it falls as one over
+    /// the age: hits as likely in each octave.
     fn pooled(&self) -> [f64; BINS] {
         let mut pooled = [0.0; BINS];
         let mut younger = 0.0;
@@ -121,14 +129,16 @@ impl Class {
         }
     }
 
-    /// How many times as often as all classes together blocks of this one, at the same ages, are hit.
+    /// How many times as often as all classes together blocks of this one, at the same ages, are
+    /// hit.
     fn level(&self, prior: &[f64; BINS]) -> f64 {
         let expected: f64 = self.exposure.iter().zip(prior).map(|(exposure, chance)| exposure * chance).sum();
         (self.hits.iter().sum::<f64>() + PROMPT) / (expected + PROMPT)
     }
 
-    /// From the oldest bin to the youngest, and up from the class below: that no density grows with age or falls with the class evicts children first, and makes
-    /// good for what was seen too rarely.
+    /// From the oldest bin to the youngest, and up from the class below. No density grows with age
+    /// or falls with the class: so children are evicted first, and what was seen too rarely is made
+    /// good for.
     fn learn(&mut self, prior: &[f64; BINS], below: &[f64; BINS]) {
         let level = self.level(prior);
         let (mut hits, mut epochs, mut older) = (0.0, 0.0, 0.0);
@@ -185,7 +195,8 @@ mod tests {
         assert_eq!([1, 2].map(|uses| class(uses, last)), [0, 2]);
     }
 
-    /// Every epoch 100 blocks of each class are let go; of class 1 none is used again, of class 3 half in the next epoch but one.
+    /// Every epoch 100 blocks of each class are released. Of class 1 none is used again, of class 3
+    /// half in the next epoch but one.
     fn taught() -> Densities {
         let mut densities = Densities::new();
         for epoch in 0..60 {
@@ -220,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_let_go_long_ago_counts_no_more() {
+    fn blocks_released_long_ago_count_no_more() {
         let mut densities = Densities::new();
         densities.on_release(1);
         (0..WINDOW).for_each(|_| densities.next_epoch());

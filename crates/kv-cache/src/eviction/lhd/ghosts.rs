@@ -10,7 +10,8 @@ use super::Life;
 #[derive(Debug)]
 pub(super) struct Ghosts {
     lives: HashMap<BlockHash, Life>,
-    /// In the order of eviction, each with the time that tells its life from a later one of the same hash.
+    /// In the order of eviction, each with the time that tells its life from a later one of the
+    /// same hash.
     order: VecDeque<(BlockHash, u64)>,
     capacity: usize,
 }

@@ -1,8 +1,10 @@
 //! Least hit density: what promises the fewest hits for the room and time that it will take.
 //!
-//! Blocks are told apart by how often they were used: conversations that went on go on, most prompts never come again, and the last block of a prompt, which
-//! ends where its text happens to end, hardly ever does. Each class is a list, oldest first. What a class of an age is worth is learned from all blocks that
-//! were of that class and age before, evicted ones included: their hashes are remembered for a while, so that what eviction cost is seen.
+//! Blocks are told apart by how often they were used. Conversations that went on go on; most
+//! prompts never come again. The last block of a prompt, which ends where its text happens to end,
+//! hardly ever comes again. Each class is a list, oldest first. What a class of an age is worth is
+//! learned from all blocks of that class and age before, evicted ones included. Their hashes are
+//! remembered for a while, so that the cost of eviction is seen.
 
 mod density;
 mod ghosts;
@@ -14,9 +16,10 @@ use self::ghosts::Ghosts;
 use super::lists::BlockLists;
 use super::{EvictionPolicy, Position};
 
-/// Ages are told apart in parts of the time in which as many blocks are let go as the cache has.
+/// Ages are told apart in parts of the time in which as many blocks are released as the cache has.
 const EPOCHS_PER_CACHE: u32 = 16;
-/// Evicted blocks that are remembered, per block of the cache: as many as are let go while they count.
+/// Evicted blocks that are remembered, per block of the cache: as many as are released while they
+/// count.
 const GHOSTS_PER_BLOCK: usize = density::WINDOW as usize / EPOCHS_PER_CACHE as usize;
 
 /// What is known of a block that has a hash, or had one and is remembered.
@@ -24,7 +27,7 @@ const GHOSTS_PER_BLOCK: usize = density::WINDOW as usize / EPOCHS_PER_CACHE as u
 struct Life {
     uses: u8,
     class: u8,
-    /// When it was let go last: blocks let go until then.
+    /// When it was released last: blocks released until then.
     released: u64,
 }
 
@@ -37,7 +40,7 @@ pub(super) struct Lhd {
     hashes: Vec<BlockHash>,
     ghosts: Ghosts,
     densities: Densities,
-    /// Blocks let go so far.
+    /// Blocks released so far.
     now: u64,
     epoch_blocks: u64,
 }

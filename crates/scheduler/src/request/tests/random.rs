@@ -70,7 +70,8 @@ const EVENTS: [&str; 24] = [
     "unreachable",
 ];
 
-/// Whatever comes, a request ends once with nothing charged, and what the client has never changes. Every event meets every state.
+/// Whatever comes, a request ends once with nothing charged, and what the client has never changes.
+/// Every event meets every state.
 #[test]
 fn every_event_in_every_state_leaves_a_request_that_ends_once() {
     let mut met = BTreeMap::new();

@@ -10,7 +10,7 @@ use crate::cluster::wire::{Input, Report, Wire};
 
 /// Until nothing can land under a grant that was revoked. What is on its way may land before.
 const FENCE_DELAY: Duration = Duration::from_millis(1);
-/// The same where messages are slow.
+/// The same if messages are slow.
 const SLOW_FENCE: Duration = Duration::from_millis(100);
 
 impl Node {

@@ -1,4 +1,5 @@
-//! Prefixes on their way here: a lease and one read per layer from another node, or one read per layer from the SSD.
+//! Prefixes on their way here: a lease and one read per layer from another node, or one read per
+//! layer from the SSD.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +27,8 @@ pub(super) struct Fetch {
     /// When each layer is due.
     dues: Vec<Instant>,
     pub layers_here: u32,
-    /// What is read, in order: blocks of the holder, or what the SSD holds of each layer. Nothing of the latter if contents are not checked.
+    /// What is read, in order: blocks of the holder, or what the SSD holds of each layer. Nothing
+    /// of the latter if contents are not checked.
     sources: Vec<BlockId>,
     records: Vec<Vec<u64>>,
     /// Where it goes.
@@ -58,7 +60,8 @@ impl Fetch {
 }
 
 impl Node {
-    /// Asks the holder; the adapter is taken at once, as the order of transfers is that in which they are asked for.
+    /// Asks the holder; the adapter is taken at once, as the order of transfers is that in which
+    /// they are asked for.
     pub(super) fn start_fetch(
         &mut self,
         wire: &mut Wire,
@@ -117,7 +120,8 @@ impl Node {
                 self.await_layer(wire, key);
             }
             (Err(refused), Some(_)) => self.end_fetch(wire, key, Err(refused)),
-            // Nobody waits for it any more, and nobody knows here from whom the answer is: the lease expires.
+            // No request waits for it any more, and it is not known here from which node the answer
+            // is: the lease expires.
             (_, None) => {}
         }
     }
@@ -136,7 +140,8 @@ impl Node {
         wire.queue.at(due, Event::FetchedLayer { reader: self.start, key, serial, is_late: false });
     }
 
-    /// Whom to ask whether the lease still stands; `None` where the fetch is over, or nobody need be asked.
+    /// The node to ask whether the lease still stands; `None` if the fetch is over, or none need be
+    /// asked.
     pub(in crate::cluster) fn lease_of(&self, key: RequestKey, serial: u64) -> Option<(Start, GrantId)> {
         let fetch = self.fetches.get(&key).filter(|fetch| fetch.serial == serial)?;
         match fetch.holder {

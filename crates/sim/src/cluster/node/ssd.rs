@@ -1,4 +1,5 @@
-//! The tier below a node's arena: a bandwidth and a set of hashes, least recently used first out, as the store of production.
+//! The tier below a node's arena: a bandwidth and a set of hashes, least recently used first out,
+//! as the store of production.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -22,7 +23,7 @@ type Record = Vec<u64>;
 pub(super) struct Ssd {
     blocks: TierCache,
     disk: Link,
-    /// Blocks that are being written, and what they held when that began.
+    /// Blocks that are being written, and what they contained when that began.
     writes: BTreeMap<BlockHash, Record>,
     /// What each block holds, if contents are checked.
     records: BTreeMap<BlockHash, Record>,

@@ -1,6 +1,7 @@
 //! One cache, one trace: how many of the prompts' blocks it would have had.
 //!
-//! Each request hits the leading blocks that are there, up to the first that is not, and then all of its blocks are there; time is the order of requests alone.
+//! Each request hits the leading blocks that are there, up to the first that is not. Then all of
+//! its blocks are there; time is the order of requests alone.
 
 mod belady;
 
@@ -21,7 +22,7 @@ pub struct HitRate {
 }
 
 impl HitRate {
-    /// From 0 to 1; 0 where nothing was asked for.
+    /// From 0 to 1; 0 if nothing was asked for.
     pub fn rate(self) -> f64 {
         if self.blocks == 0 { 0.0 } else { self.hits as f64 / self.blocks as f64 }
     }
@@ -53,8 +54,9 @@ impl CacheReplay {
         })
     }
 
-    /// A cache of `num_blocks` that knows what will be asked for, and evicts what is asked for last: no policy has more hits (Belady 1966). What is asked for
-    /// with a block is asked for with its parent, so that this order, too, evicts children first.
+    /// A cache of `num_blocks` that knows what will be asked for, and evicts what is asked for
+    /// last. No policy has more hits (Belady 1966). What is asked for with a block is asked for
+    /// with its parent, so this order evicts children first, too.
     pub fn with_belady(trace: &Trace, num_blocks: u32) -> Self {
         let mut cache = belady::Belady::new(trace, num_blocks as usize);
         Self::count(trace, |ids| cache.request(ids))
@@ -121,7 +123,8 @@ impl Row {
         self.lru.second_half.rate().max(self.lfu.second_half.rate())
     }
 
-    /// How much of what lies between that and Belady hit density gains, in the second half; 0 where nothing does.
+    /// How much of what lies between that and Belady hit density gains, in the second half; 0 if
+    /// nothing does.
     pub fn gap_closed(&self) -> f64 {
         let gap = self.belady.second_half.rate() - self.baseline();
         if gap > 0.0 { (self.lhd.second_half.rate() - self.baseline()) / gap } else { 0.0 }
@@ -211,7 +214,7 @@ mod tests {
         }
 
         #[test]
-        fn where_all_fits_all_are_equal(prompts in prop::collection::vec((0u64..32, 1usize..6), 1..60)) {
+        fn if_all_fits_all_are_equal(prompts in prop::collection::vec((0u64..32, 1usize..6), 1..60)) {
             let trace = trace(prompts.into_iter().map(|(node, length)| path(node, length)));
             for row in eviction_table(&trace, &[64]) {
                 let all = [row.lru, row.lfu, row.length_aware, row.lhd, row.belady];

@@ -67,7 +67,7 @@ impl Drop for Events {
 }
 
 impl Devices {
-    /// Opens every device that `filter` names (all, where there is none) and that has an address.
+    /// Opens every device that `filter` names (all, if there is none) and that has an address.
     pub(crate) fn open(filter: Option<&str>, gid_index: Option<u32>) -> Result<Self, String> {
         let filter: Option<DeviceFilter> = filter.map(|f| f.parse().map_err(|error| format!("{error}"))).transpose()?;
         let mut devices = Device::list().map_err(|error| error.to_string())?;
@@ -98,7 +98,7 @@ impl Devices {
     /// Registers a segment with every device.
     pub(crate) fn register(&self, segment: SegmentId, region: &Arc<MemoryRegion>) -> Result<(), String> {
         let register = |rail: &Arc<Rail>| MemoryRegistration::register(&rail.domain, region, Access::ALL);
-        // All or none: what one device has pinned is let go where another one fails.
+        // All or none: what one device has pinned is released if another one fails.
         let registered: Result<Vec<_>, _> = self.rails.iter().map(register).collect();
         for (rail, registered) in self.rails.iter().zip(registered.map_err(|error| error.to_string())?) {
             rail.registrations.write().unwrap_or_else(PoisonError::into_inner).insert(segment, Arc::new(registered));
@@ -111,7 +111,8 @@ impl Devices {
         self.rails.iter().all(|rail| rail.registration(segment).is_some())
     }
 
-    /// Where peers find the rails: each has an address of its own, and the control connection is the same for all.
+    /// Where peers find the rails: each has an address of its own, and the control connection is
+    /// the same for all.
     pub(crate) fn addresses(&self, control: &str) -> Vec<String> {
         let address = |rail: &Arc<Rail>| RdmaAddress { gid: rail.gid.0, control: control.to_owned() }.to_string();
         self.rails.iter().map(address).collect()
@@ -122,14 +123,16 @@ impl Devices {
         self.rails.iter().find(|rail| rail.gid.0 == gid).cloned()
     }
 
-    /// The rail on the network of a peer's address: the one whose own has the longest common beginning with it.
+    /// The rail on the network of a peer's address: the one whose own has the longest common
+    /// beginning with it.
     pub(crate) fn toward(&self, gid: [u8; 16]) -> Option<Arc<Rail>> {
         // The first of equals, which is the nearest to this processor.
         self.rails.iter().min_by_key(|rail| Reverse(common_bits(rail.gid.0, gid))).cloned()
     }
 }
 
-/// The NUMA node that this thread runs on: nodes of a cluster are pinned, or their memory is spread anyway.
+/// The NUMA node that this thread runs on: nodes of a cluster are pinned, or their memory is spread
+/// anyway.
 fn numa_node() -> Option<u32> {
     let (mut cpu, mut node) = (0, 0);
     // SAFETY: the call writes two integers, which are ours.
@@ -150,7 +153,8 @@ impl Rail {
         let domain = ProtectionDomain::new(&context).map_err(text)?;
         tracing::info!(device = device.name(), %gid, numa_node = ?device.numa_node(), "an RDMA device");
         let channel = ChannelFd(CompletionChannel::new(&context).map_err(text)?);
-        // SAFETY: the descriptor is the channel's own, which the value keeps open, and it does not change.
+        // SAFETY: the descriptor is the channel's own, which the value keeps open, and it does not
+        // change.
         let channel = unsafe { AsyncFd::register(channel) }.map_err(|error| error.to_string())?;
         let (registrations, waiting, next_token) = Default::default();
         Ok(Self { context, domain, gid, registrations, channel, waiting, next_token })
@@ -191,7 +195,8 @@ impl Rail {
         }
     }
 
-    /// Where packets leave, by the address table as it is now: indices change when a link goes down and up.
+    /// Where packets leave, by the address table as it is now: indices change when a link goes down
+    /// and up.
     pub(super) fn path(&self) -> Result<(Path, PortInfo), String> {
         let table = self.context.gid_table().map_err(|error| error.to_string())?;
         let ours = |entry: &&GidEntry| entry.port == PORT && entry.gid == self.gid;

@@ -9,9 +9,11 @@ use super::devices::{Events, Rail, mtu};
 use super::failed;
 use crate::transport::net::wire::RdmaEndpoint;
 
-/// Work requests under way at the writer. Devices round queues up to a power of two, with one place that stays empty.
+/// Work requests under way at the writer. Devices round queues up to a power of two, with one place
+/// that stays empty.
 pub(super) const WRITER_DEPTH: u32 = 31;
-/// Receives posted at the owner: one is used for each part. A writer that is faster is told to try again by the device.
+/// Receives posted at the owner: one is used for each part. A writer that is faster is told to try
+/// again by the device.
 pub(super) const OWNER_DEPTH: u32 = 63;
 /// Most local pieces of a work request: with one more, a request takes twice the room.
 const MAX_SGE: u32 = 3;

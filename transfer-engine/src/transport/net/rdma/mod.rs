@@ -1,8 +1,10 @@
 //! Payload by the network adapters, one-sided: RDMA WRITE and READ over reliable connections.
 //!
-//! Each device is a **rail**. A lane is one queue pair per pair of nodes and rail, and the TCP connection over which it was set up; the TCP connection
-//! carries the small frames, and its end is the lane's end. A part is written by as many work requests as it needs; the last one carries an immediate, whose
-//! completion at the owner says that all of them are visible. EXPECT, over TCP, tells what the immediate stands for.
+//! Each device is a **rail**. A lane is one queue pair per pair of nodes and rail, and the TCP
+//! connection over which it was set up. The TCP connection carries the small frames, and its end is
+//! the lane's end. A part is written by as many work requests as it needs. The last one carries an
+//! immediate; its completion at the owner says that all of them are visible. EXPECT, over TCP,
+//! tells what the immediate stands for.
 //!
 //! ```text
 //!  writer                                                        owner
@@ -20,12 +22,15 @@
 //!    REVOKED(grant)                                       -->    fenced
 //! ```
 //!
-//! **What the owner's processor does not see**: a remote key covers a whole segment, so the owner cannot check each span. The writer checks them, against
-//! the ranges that OPENED gave it, and posts nothing under a grant it has not opened. A peer that is hostile *and* let in could write anywhere in a registered
-//! segment; peers on rdma are trusted as far as that.
+//! **What the owner's processor does not see**: a remote key covers a whole segment, so the owner
+//! cannot check each span. The writer checks them, against the ranges that OPENED gave it, and
+//! posts nothing under a grant it has not opened. A peer that is hostile *and* let in could write
+//! anywhere in a registered segment; peers on rdma are trusted as far as that.
 //!
-//! **Fence**: a grant that ends is fenced when its writers have said REVOKED, or, for one that does not answer in time, when the owner has moved the queue
-//! pair to the error state and seen its receives flushed: nothing lands after that. The others of that writer resume on a new one.
+//! **Fence**: a grant that ends is fenced when its writers have said REVOKED. If a writer does not
+//! answer in time, the owner moves the queue pair to the error state. The fence is then complete
+//! once the owner has seen the receives flushed: nothing lands after that. The others of that
+//! writer resume on a new one.
 
 mod devices;
 mod link;
@@ -41,7 +46,8 @@ pub(super) use writer::{Flow, FollowUp, carry_part, completions, connect};
 /// The immediate that stands for no part.
 const PROBE: u32 = u32::MAX;
 
-/// `gid@host:port`: a rail, by its address on the RDMA network, and where its control connections are taken.
+/// `gid@host:port`: a rail, by its address on the RDMA network, and where its control connections
+/// are taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RdmaAddress {
     gid: [u8; 16],

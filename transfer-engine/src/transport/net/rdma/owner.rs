@@ -23,7 +23,8 @@ use crate::{SegmentId, TransportKind};
 const REPOSTED: usize = 16;
 /// Trailers that may wait for their immediates; writers keep below it.
 const MAX_EXPECTED: usize = 4096;
-/// Longest wait for the receives of a queue pair in the error state to be flushed: a local matter of moments.
+/// Longest wait for the receives of a queue pair in the error state to be flushed: a local matter
+/// of moments.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 /// Where a writer's bytes land, past the processor.
@@ -94,7 +95,8 @@ impl Landing {
         Ok(self.expected.pop_front())
     }
 
-    /// Ends all landing: the queue pair goes to the error state, and its receives are flushed, which a device does when it has put its last packet down.
+    /// Ends all landing: the queue pair goes to the error state, and its receives are flushed. A
+    /// device flushes them when it has put its last packet down.
     pub(crate) async fn fence(self) {
         if let Err(error) = self.link.queue_pair.to_error() {
             // Dropped below, which ends it as well.
@@ -145,7 +147,8 @@ impl Receiver<'_> {
         let (here, ours) = Landing::accept(devices, device, &endpoint).map_err(|e| invalid(e.to_string()))?;
         let here = landing.insert(here);
         self.reply(&Reply::Connected(ours)).await?;
-        // Frames after a FENCE wait for it, and parts that are here for room to tell of them. Nothing else does: who revokes a grant waits for an answer.
+        // Frames after a FENCE wait for it, and parts that are here for room to tell of them.
+        // Nothing else does: who revokes a grant waits for an answer.
         let mut fencing: Option<BoxFuture<'static, ()>> = None;
         let host = self.host;
         loop {
@@ -211,7 +214,7 @@ impl Receiver<'_> {
         }
         let access = (Access::Write, self.registered.writer());
         let allowed = self.host.grants.find(grant).and_then(|grant| grant.check(access, segment, baton_runtime::now()));
-        // One that lives is asked about by nobody who keeps to the protocol.
+        // No peer that keeps to the protocol asks about one that lives.
         let lives = || Refusal::new(RefusalReason::Revoked, format!("grant {} was said to have ended", grant.0));
         self.refuse(id, allowed.err().unwrap_or_else(lives)).await
     }
@@ -222,9 +225,11 @@ impl Receiver<'_> {
         self.reply(&Reply::Mapped { segment, bytes, address, key }).await
     }
 
-    /// Tells the ranges of a grant. From then on the grant does not end before the writer has said REVOKED, or this connection is fenced.
+    /// Tells the ranges of a grant. From then on the grant does not end before the writer has said
+    /// REVOKED, or this connection is fenced.
     async fn on_open(&mut self, grant: GrantId, segment: SegmentId) -> io::Result<()> {
-        // First, so that a revocation either finds it here or has closed the grant by the next line.
+        // First, so that a revocation either finds it here or has closed the grant by the next
+        // line.
         let first = self.registered.remember_grant(grant);
         let opened = self.host.grants.find(grant).and_then(|grant| {
             let (writer, now) = (self.registered.writer(), baton_runtime::now());

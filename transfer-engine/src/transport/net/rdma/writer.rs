@@ -29,7 +29,8 @@ use crate::{SegmentId, SpanPair, TransportKind};
 
 /// Work requests posted with one call; the last of them is signalled.
 const POSTED_AT_ONCE: usize = WRITER_DEPTH as usize / 4;
-/// A batch that is over waits as long for the device to leave its memory alone; then its lane ends, which makes it.
+/// A batch that is over waits as long for the device to leave its memory alone; then its lane ends,
+/// which makes it.
 const LINGER: Duration = Duration::from_millis(250);
 
 /// The writer's end.
@@ -215,7 +216,8 @@ impl Flow {
         }
     }
 
-    /// The ranges of a grant; asks for them the first time, or again where `anew`: the answer then comes after all that was sent before.
+    /// The ranges of a grant; asks for them the first time, or again if `anew`: the answer then
+    /// comes after all that was sent before.
     async fn open(&self, lane: &LaneTask, part: &Part, anew: bool) -> io::Result<Result<Right, Refusal>> {
         let grant = part.grant;
         let ask = {
@@ -299,7 +301,8 @@ fn requests(spans: &[SpanPair], max_sge: usize) -> Vec<&[SpanPair]> {
 
 /// Carries a part. False: its batch is over, or it is answered.
 pub(crate) async fn carry_part(lane: &LaneTask, flow: &Flow, part: &Part, head: Vec<u8>) -> io::Result<bool> {
-    // What was sent elsewhere is fenced before anything is posted: the owner answers OPEN after that.
+    // What was sent elsewhere is fenced before anything is posted: the owner answers OPEN after
+    // that.
     lane.stream.write_all(&head).await?;
     let right = flow.open(lane, part, !head.is_empty()).await?;
     let right = match right {
@@ -323,7 +326,8 @@ pub(crate) async fn carry_part(lane: &LaneTask, flow: &Flow, part: &Part, head: 
     }
 }
 
-/// The grant of a part has ended. Where the part has been sent before, its answer may be what was lost: the owner is asked.
+/// The grant of a part has ended. If the part has been sent before, its answer may be what was
+/// lost: the owner is asked.
 async fn refused(lane: &LaneTask, part: &Part, refusal: Refusal, again: bool) -> io::Result<bool> {
     if !again || part.op == Op::Read {
         return lane.refuse(part, refusal);
@@ -369,8 +373,9 @@ async fn post_part(
         let immediate = (i == last && part.op == Op::Write).then(|| state.take_sequence());
         sequence = immediate.or(sequence);
         state.fill(part.op, call, registration, key, immediate)?;
-        // SAFETY: the pass is kept with the request until its completion, or until the queue pair is dropped with the lane: meanwhile the batch is not over,
-        // so its caller leaves the local spans alone, and the registrations live as long as the device.
+        // SAFETY: the pass is kept with the request until its completion, or until the queue pair
+        // is dropped with the lane: meanwhile the batch is not over, so its caller leaves the local
+        // spans alone, and the registrations live as long as the device.
         unsafe { flow.link.queue_pair.post(&mut state.requests) }.map_err(failed)?;
         state.posted += count;
         let (end, read) = (state.posted, i == last && part.op == Op::Read);
@@ -392,7 +397,8 @@ impl State {
         sequence
     }
 
-    /// Makes the work requests of one call; the last one is signalled, and has the immediate if there is one.
+    /// Makes the work requests of one call; the last one is signalled, and has the immediate if
+    /// there is one.
     fn fill(
         &mut self,
         op: Op,

@@ -14,13 +14,14 @@ use tokio::net::{UnixListener, UnixStream};
 
 /// Names the running kernel: two processes that read the same one share a host.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// Its target names the network namespace, as in `net:[4026531840]`: names without a file are seen within it alone.
+/// Its target names the network namespace, as in `net:[4026531840]`: names without a file are seen
+/// within it alone.
 const NETWORK: &str = "/proc/self/ns/net";
 /// Longest name of a socket, bytes (unix(7)).
 const MAX_NAME: usize = 107;
 
-/// `boot-id/@name` (a name without a file, for processes that share a network namespace, which it ends with) or `boot-id//path` (for those that share a
-/// folder).
+/// `boot-id/@name` (a name without a file, for processes that share a network namespace, which it
+/// ends with) or `boot-id//path` (for those that share a folder).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ShmAddress {
     boot_id: String,
@@ -50,7 +51,8 @@ impl ShmAddress {
         Some(Self { boot_id: boot_id.to_owned(), socket: socket.to_owned() })
     }
 
-    /// Whether it can be reached from here: it is on this host, and in this network namespace or a folder that this process sees.
+    /// Whether it can be reached from here: it is on this host, and in this network namespace or a
+    /// folder that this process sees.
     pub(crate) fn is_here(&self) -> bool {
         let is_seen = match self.socket.strip_prefix('@') {
             Some(name) => name.ends_with(network()),
@@ -77,13 +79,13 @@ impl std::fmt::Display for ShmAddress {
     }
 }
 
-/// Empty where the kernel does not tell.
+/// Empty if the kernel does not tell.
 fn boot_id() -> &'static str {
     static BOOT: OnceLock<String> = OnceLock::new();
     BOOT.get_or_init(|| std::fs::read_to_string(BOOT_ID).map(|id| id.trim().to_owned()).unwrap_or_default())
 }
 
-/// Empty where the kernel does not tell.
+/// Empty if the kernel does not tell.
 fn network() -> &'static str {
     static NETWORK_ID: OnceLock<String> = OnceLock::new();
     NETWORK_ID
@@ -99,7 +101,7 @@ pub(crate) struct Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some(file) = &self.file {
-            // Nobody can connect any more; a file that is left is only litter.
+            // No peer can connect any more; a file that is left is only litter.
             let _ = std::fs::remove_file(file);
         }
     }

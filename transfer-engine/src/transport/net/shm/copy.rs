@@ -4,15 +4,18 @@
 
 use std::ptr;
 
-/// Copies this large go past the caches: what moves here is read again much later, if by this core at all, and a copy through the cache reads the destination
-/// first. Measured on a Zen 4: 1 MiB blocks 1.7 times as fast as `memcpy`, 12 KiB 1.1 times.
+/// Copies this large go past the caches. What moves here is read again much later, if by this core
+/// at all. A copy through the cache reads the destination first. Measured on a Zen 4: 1 MiB blocks
+/// 1.7 times as fast as `memcpy`, 12 KiB 1.1 times.
 #[cfg(target_arch = "x86_64")]
 const STREAMED_BYTES: usize = 8 << 10;
 
-/// Copies `len` bytes that another process may change meanwhile: what arrives is then any mixture, which the caller finds out and throws away.
+/// Copies `len` bytes that another process may change meanwhile: what arrives is then any mixture,
+/// which the caller finds out and throws away.
 ///
 /// # Safety
-/// Both ranges are mapped for the call, they do not overlap, and nobody else in this process uses the destination.
+/// Both ranges are mapped for the call, they do not overlap, and nothing else in this process uses
+/// the destination.
 pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len >= STREAMED_BYTES && std::arch::is_x86_feature_detected!("avx2") {
@@ -35,7 +38,8 @@ unsafe fn streamed(from: *const u8, to: *mut u8, len: usize) {
     const AHEAD: usize = 512;
     let head = to.align_offset(32).min(len);
     let whole = (len - head) / STRIDE * STRIDE;
-    // SAFETY: all offsets are below `len`; the streamed part starts at a multiple of 32. A prefetch of any address is harmless.
+    // SAFETY: all offsets are below `len`; the streamed part starts at a multiple of 32. A prefetch
+    // of any address is harmless.
     unsafe {
         ptr::copy_nonoverlapping(from, to, head);
         let mut at = head;

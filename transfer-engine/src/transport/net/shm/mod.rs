@@ -1,15 +1,19 @@
 //! Payload by the owner's own copy out of the writer's shared memory.
 //!
-//! The connection is a Unix socket between two processes of one host and user. The writer passes its segments as sealed memfds and sends COPY frames where
-//! tcp sends payload; the owner maps the segments read-only, checks the grant and copies. Nobody but the owner ever writes its memory, so a grant that has
-//! ended is fenced once the owner's own copies have stopped.
+//! The connection is a Unix socket between two processes of one host and user. The writer passes
+//! its segments as sealed memfds and sends COPY frames where tcp sends payload. The owner maps the
+//! segments read-only, checks the grant and copies. Only the owner ever writes its memory. So a
+//! grant that has ended is fenced once the owner's own copies have stopped.
 //!
-//! **When the writer changes its mind**: the owner cannot be stopped from reading, so it is kept from believing what it read. The writer has a page of slots
-//! that the owner maps, too. A part is sent with a slot and a token, which stands in the slot as long as the part is wanted; the owner looks again after its
-//! copies, before it accounts for the part. A batch that is over clears its slots first and is over then: whatever is copied later is thrown away.
+//! **When the writer changes its mind**: the owner cannot be stopped from reading, so it is kept
+//! from believing what it read. The writer has a page of slots that the owner maps, too. A part is
+//! sent with a slot and a token, which stands in the slot as long as the part is wanted. The owner
+//! looks again after its copies, before it accounts for the part. A batch that is over clears its
+//! slots first and is over then: what is copied later is dropped.
 //!
-//! **Reads** go the other way round: the reader maps the owner's segment, copies, and asks afterwards (CHECK) whether its lease covered the spans and still
-//! lives. If not, what was copied is not delivered.
+//! **Reads** go the other way round: the reader maps the owner's segment and copies. Afterwards it
+//! asks (CHECK) whether its lease covered the spans and still lives. If not, what was copied is not
+//! delivered.
 
 mod address;
 mod copy;
@@ -115,7 +119,8 @@ impl Source {
     }
 }
 
-/// Reads a part: copies it out of the owner's memory, and asks the owner whether the lease has lived through that. False: its batch is over.
+/// Reads a part: copies it out of the owner's memory, and asks the owner whether the lease has
+/// lived through that. False: its batch is over.
 pub(super) async fn read_part(lane: &LaneTask, source: &Source, part: &Part, mut head: Vec<u8>) -> io::Result<bool> {
     let view = source.view(lane, part.segment).await?;
     for span in &part.spans {
@@ -146,7 +151,8 @@ pub(super) async fn send_slots(lane: &LaneTask, source: &Source) -> io::Result<(
     lane.stream.write_with_file(&frame, file.as_ref().map(AsFd::as_fd)).await
 }
 
-/// Sends what the owner needs to fetch a part, with its trailer. False: its batch is over, and the peer knows it.
+/// Sends what the owner needs to fetch a part, with its trailer. False: its batch is over, and the
+/// peer knows it.
 pub(super) async fn send_part(lane: &LaneTask, source: &Source, part: &Part, mut head: Vec<u8>) -> io::Result<bool> {
     let Some(file) = part.local.shared_file() else {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "the local memory was not allocated to be shared"));

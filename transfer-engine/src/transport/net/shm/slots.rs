@@ -50,7 +50,8 @@ impl Slots {
         self.file.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Takes a slot for a part whose batch has this gate; waits for one. `None`: the batch is over.
+    /// Takes a slot for a part whose batch has this fence guard; waits for one. `None`: the batch
+    /// is over.
     pub(super) async fn arm(self: &Arc<Self>, gate: &Gate) -> Option<Armed> {
         let place = Arc::clone(&self.places).acquire_owned().await.ok()?;
         let slot = self.free().pop()?;
@@ -72,7 +73,8 @@ impl Slots {
 
     fn at(&self, slot: u32) -> &AtomicU64 {
         debug_assert!((slot as usize) < SLOTS);
-        // SAFETY: inside the page, which is aligned, lives as long as `self`, and is only ever used as atomics.
+        // SAFETY: inside the page, which is aligned, lives as long as `self`, and is only ever used
+        // as atomics.
         unsafe { AtomicU64::from_ptr(self.page.as_ptr().cast::<u64>().add(slot as usize)) }
     }
 
@@ -102,7 +104,8 @@ pub(super) fn is_wanted(page: &SharedView, (slot, token): (u32, u64)) -> bool {
     }
     // What was copied before this was read before the slot is.
     fence(SeqCst);
-    // SAFETY: inside the mapping (checked) and aligned; the page is read-only here, and the only access is this atomic load, which does not write.
+    // SAFETY: inside the mapping (checked) and aligned; the page is read-only here, and the only
+    // access is this atomic load, which does not write.
     let value = unsafe { &*page.as_ptr().add(at).cast::<AtomicU64>() }.load(SeqCst);
     value == token
 }

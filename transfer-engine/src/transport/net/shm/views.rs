@@ -21,7 +21,8 @@ const MAX_SOURCES: usize = MAX_SEGMENTS;
 /// Largest page of slots that is mapped, bytes.
 const MAX_SLOT_BYTES: u64 = 1 << 20;
 
-/// Segments of all writers that are mapped: the lanes of a writer share a mapping, and with it its page tables.
+/// Segments of all writers that are mapped: the lanes of a writer share a mapping, and with it its
+/// page tables.
 #[derive(Default)]
 pub(crate) struct ViewCache(Mutex<HashMap<(Writer, SegmentId), Weak<SharedView>>>);
 
@@ -87,7 +88,8 @@ impl Views {
         }
     }
 
-    /// Whether the writer still wants a part. What was copied for it before the call is whole, if so.
+    /// Whether the writer still wants a part. What was copied for it before the call is whole, if
+    /// so.
     pub(crate) fn is_wanted(&self, place: (u32, u64)) -> bool {
         self.slots.as_ref().is_some_and(|page| is_wanted(page, place))
     }
@@ -95,12 +97,13 @@ impl Views {
 
 /// Copies bytes of a view into a region.
 ///
-/// The caller holds a pass of the gate that guards the destination: nobody else uses it.
+/// The caller holds a pass of the fence guard of the destination: nothing else uses it.
 ///
 /// # Panics
 /// If either lies outside: a bug, they have been checked.
 pub(crate) fn copy_in(view: &SharedView, from: usize, region: &MemoryRegion, to: usize, len: usize) {
     assert!(from.checked_add(len).is_some_and(|end| end <= view.len()) && region.contains(&(to..to + len)));
-    // SAFETY: both ranges lie inside their mappings (asserted), which the borrows keep; a view is never the region's own mapping; the caller keeps others off.
+    // SAFETY: both ranges lie inside their mappings (asserted), which the borrows keep; a view is
+    // never the region's own mapping; the caller keeps others off.
     unsafe { copy_out(view.as_ptr().add(from), region.as_ptr().add(to), len) };
 }

@@ -35,7 +35,8 @@ pub(crate) struct Copy {
     pub(crate) target: Target,
     /// The writer's segment.
     pub(crate) source: SegmentId,
-    /// Where in the writer's slots it says that the part is still wanted: as long as `token` stands there.
+    /// Where in the writer's slots it says that the part is still wanted: as long as `token` stands
+    /// there.
     pub(crate) slot: u32,
     pub(crate) token: u64,
     pub(crate) spans: Vec<CopySpan>,
@@ -68,7 +69,8 @@ pub(crate) struct Commit {
     pub(crate) tag: u64,
 }
 
-/// The trailer of a part whose bytes go past the owner's processor: they are there when the immediate of this number is.
+/// The trailer of a part whose bytes go past the owner's processor: they are there when the
+/// immediate of this number is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Expect {
     pub(crate) sequence: u32,
@@ -105,7 +107,8 @@ pub(crate) enum Frame {
     Map {
         segment: SegmentId,
     },
-    /// The writer's end of an RDMA connection, and the address of the owner's device that it is meant for.
+    /// The writer's end of an RDMA connection, and the address of the owner's device that it is
+    /// meant for.
     Endpoint {
         device: [u8; 16],
         endpoint: RdmaEndpoint,
@@ -132,7 +135,8 @@ impl Data {
     }
 }
 
-/// Appends the head of a DATA frame for spans of at most `MAX_FRAME_SPANS` and 4 GiB each, with their checksums if there are any.
+/// Appends the head of a DATA frame for spans of at most `MAX_FRAME_SPANS` and 4 GiB each, with
+/// their checksums if there are any.
 pub(crate) fn put_data(out: &mut Vec<u8>, target: &Target, spans: &[SpanPair], checksums: &[u32]) {
     debug_assert!(spans.len() <= MAX_FRAME_SPANS && (checksums.is_empty() || checksums.len() == spans.len()));
     frame(out, kind::DATA, if checksums.is_empty() { 0 } else { CHECKSUMS }, |out| {

@@ -6,8 +6,9 @@
 //! COPY:    the same head | source u32 | slot u32 | token u64 | { offset u64 | length u32 | source offset u64 } ...
 //! ```
 //!
-//! HELLO and the answer to it have the same form in every version, so that two versions can tell each other which one to speak; what a later version adds
-//! stands at their ends. `docs/transfer-engine.md` lists every frame.
+//! HELLO and the answer to it have the same form in every version, so that two versions can tell
+//! each other which one to speak. What a later version adds stands at their ends.
+//! `docs/transfer-engine.md` lists every frame.
 
 mod endpoint;
 mod frame;

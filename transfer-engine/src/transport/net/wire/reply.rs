@@ -29,8 +29,8 @@ pub(crate) enum Reply {
         id: PartId,
         bytes: u32,
     },
-    /// A segment of the owner, for whoever moves bytes without its help. No bytes: there is none. On shm its file comes along; on rdma it is at `address`
-    /// under `key`.
+    /// A segment of the owner, for peers that move bytes without its help. No bytes: there is none.
+    /// On shm its file comes along; on rdma it is at `address` under `key`.
     Mapped {
         segment: SegmentId,
         bytes: u64,
@@ -39,7 +39,7 @@ pub(crate) enum Reply {
     },
     /// The owner's end of an RDMA connection.
     Connected(RdmaEndpoint),
-    /// Ranges of a grant; where there are `more`, they follow.
+    /// Ranges of a grant; if there are `more`, they follow.
     Opened {
         grant: GrantId,
         /// It is to write; else to read.

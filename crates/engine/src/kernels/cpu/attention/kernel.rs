@@ -61,7 +61,8 @@ fn attend_of<P: Pairs>(
     // Rows before this one see nothing of the split.
     let first = start.saturating_sub(tile.position) * group;
     partial.clear(shape, first);
-    // SAFETY: this thread has no other shape; more rows than 32 are whole tiles, for the scratch buffers have room for them.
+    // SAFETY: this thread has no other shape; more rows than 32 are whole tiles, for the scratch
+    // buffers have room for them.
     let _shape = unsafe { tile_shape::<P>(rows) };
     for row in (first..rows).step_by(SCORE_ROWS) {
         let rows = SCORE_ROWS.min(rows - row);
@@ -70,7 +71,8 @@ fn attend_of<P: Pairs>(
         let positions = start..end.min(seen(row + rows - 1).end);
         // Of keys beyond the last, scores are not looked at.
         let columns = positions.len().next_multiple_of(LANES);
-        // Inputs that matrix tiles have beyond the last are zeros, so that their sums do not show how many there are.
+        // Inputs that matrix tiles have beyond the last are zeros, so that their sums do not show
+        // how many there are.
         let depth = depth_of::<P>(positions.len());
         let scores = Extent { rows, depth: depth_of::<P>(shape.head_dim), columns, accumulate: false };
         let values = Extent { rows, depth, columns: shape.padded_dim(), accumulate: false };
@@ -97,7 +99,8 @@ fn matrix_mut(buffer: &mut [f32], row: usize, stride: usize) -> Operand<*mut f32
     Operand { at: buffer[row * stride..].as_mut_ptr(), stride }
 }
 
-/// Copies the queries, ordered by (token, head of the group), scaled so that scores are powers of 2.
+/// Copies the queries, ordered by (token, head of the group), scaled so that scores are powers of
+/// 2.
 #[inline(always)]
 fn load_queries_of<P: Pairs>(task: Task<'_>, scratch: &mut Scratch) {
     let Task { operands, tile, kv_head } = task;
@@ -114,8 +117,8 @@ fn load_queries_of<P: Pairs>(task: Task<'_>, scratch: &mut Scratch) {
     }
 }
 
-/// Turns the scores of some rows and one split's positions into weights, as many as `depth`, and has their sums and the largest scores. What a row does not see
-/// weighs nothing.
+/// Turns the scores of some rows and one split's positions into weights, as many as `depth`, and
+/// has their sums and the largest scores. What a row does not see weighs nothing.
 #[inline(always)]
 fn weigh<P: Pairs>(
     rows: Range<usize>,
@@ -127,7 +130,8 @@ fn weigh<P: Pairs>(
 ) {
     // What each row sees, in whole tiles of keys.
     let mut tiles = [(0, 0); SCORE_ROWS];
-    // Loops, not closures: a closure does not inherit the caller's instruction set, and what it calls stays a call.
+    // Loops, not closures: a closure does not inherit the caller's instruction set, and what it
+    // calls stays a call.
     for ((row, scores), tiles) in rows.clone().zip(scratch.scores.chunks_exact_mut(SCORE_STRIDE)).zip(&mut tiles) {
         let seen = seen(row);
         let from = seen.start.saturating_sub(positions.start).min(positions.len());

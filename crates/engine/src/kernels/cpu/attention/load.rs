@@ -1,4 +1,5 @@
-//! Keys and values on their way from the arena to the products of attention: decoded, in pairs, keys transposed.
+//! Keys and values on their way from the arena to the products of attention: decoded, in pairs,
+//! keys transposed.
 
 use baton_types::KvDtype;
 
@@ -15,9 +16,11 @@ pub(super) fn depth_of<P: Pairs>(inputs: usize) -> usize {
     if P::TILES { inputs.next_multiple_of(2 * LANES) } else { inputs }
 }
 
-/// Decodes K (transposed) and V of some positions, the first of which is the split's `at`th; the tile's other positions become 0, never what an earlier owner of the block left.
-/// Meanwhile it asks for the rows of a later tile, line after line as it goes, so that memory is not idle, nor the processor's list of what is on its way full; for what a short tile leaves over, at
-/// its end.
+/// Decodes K (transposed) and V of some positions, the first of which is the split's `at`th. The
+/// tile's other positions become 0, never what an earlier owner of the block left. Meanwhile it
+/// prefetches the rows of a later tile, line after line as it goes. So memory is not idle, nor the
+/// processor's list of what is on its way full. What a short tile leaves over is prefetched at its
+/// end.
 #[inline(always)]
 pub(super) fn load_tile<P: Pairs>(keys: &KeyTile<'_>, later: Option<&KeyTile<'_>>, at: usize, scratch: &mut Scratch) {
     let shape = keys.task.operands.shape;

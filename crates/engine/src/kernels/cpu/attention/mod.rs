@@ -10,9 +10,11 @@
 //! out = O / l
 //! ```
 //!
-//! A row's result depends on its own position alone: a split that it does not see, or a key that is masked, adds exact zeros, and splits do not move with the chunk.
-//! (K and V are finite: what a half or a byte cannot hold is stored as its largest, and what is infinite in bfloat16 or single precision makes logits that are no numbers, an error.)
-//! With few rows and long contexts each split is a task of its own (Flash-Decoding: Dao et al., 2023), with the same sums.
+//! A row's result depends on its own position alone. A split that it does not see, or a key that is
+//! masked, adds exact zeros, and splits do not move with the chunk. (K and V are finite. What a
+//! half or a byte cannot hold is stored as its largest. What is infinite in bfloat16 or single
+//! precision makes logits that are no numbers, an error.) With few rows and long contexts each
+//! split is a task of its own (Flash-Decoding: Dao et al., 2023), with the same sums.
 
 mod kernel;
 mod load;
@@ -31,7 +33,8 @@ use super::kv_store::KvStore;
 use super::tile::TILE_BLOCK;
 use kernel::{attend_rounded, attend_single, finish, load_queries_rounded, load_queries_single, merge};
 
-/// Positions of a split: enough that merging splits costs little, few enough that their scores stay in the second-level cache.
+/// Positions of a split: enough that merging splits costs little, few enough that their scores stay
+/// in the second-level cache.
 const SPLIT: usize = 256;
 /// Positions that are decoded, weighed or skipped together.
 const KEYS: usize = 64;
@@ -41,14 +44,17 @@ const SCORE_ROWS: usize = TILE_BLOCK;
 const SCORE_STRIDE: usize = SPLIT + 2 * LANES;
 /// Pairs from one row of keys to the next: an odd number of lines of bfloat16.
 const KEY_STRIDE: usize = SPLIT + LANES;
-/// Tiles of keys from the one that is decoded to the one that is asked for, over the ends of splits and tasks: some 2 us of work, and 32 KB of halves with heads of
-/// 64. One is too few, for a sequence's last tile may be short.
+/// Tiles of keys from the one that is decoded to the one that is prefetched, over the ends of
+/// splits and tasks: some 2 us of work, and 32 KB of halves with heads of 64. One is too few, for a
+/// sequence's last tile may be short.
 const TILES_AHEAD: usize = 2;
-/// Query rows of a task: enough to pay for decoding the keys, few enough that scratch memory stays in the second-level cache.
+/// Query rows of a task: enough to pay for decoding the keys, few enough that scratch memory stays
+/// in the second-level cache.
 const QUERY_ROWS: usize = 192;
 /// Tasks per thread from which on splits are not computed apart: there is enough to share out.
 const TASKS_PER_THREAD: usize = 4;
-/// Most rows of results of splits, over all tasks: some 700 bytes each with heads of 64, and with the room for matrix tiles.
+/// Most rows of results of splits, over all tasks: some 700 bytes each with heads of 64, and with
+/// the room for matrix tiles.
 const MAX_SPLIT_ROWS: usize = 1 << 16;
 
 /// What attention needs to know of a model's layer.
@@ -60,7 +66,8 @@ pub(crate) struct AttentionShape {
     pub dtype: KvDtype,
     /// A row sees itself and the `window - 1` positions before it.
     pub window: Option<u32>,
-    /// Whether Q, K, V and the weights are rounded to bfloat16. Sums are of single precision either way.
+    /// Whether Q, K, V and the weights are rounded to bfloat16. Sums are of single precision either
+    /// way.
     pub rounded: bool,
 }
 
@@ -153,7 +160,8 @@ struct KeyTile<'a> {
 /// Tiles that are attended to later, in their order.
 type KeyTiles<'a> = dyn Iterator<Item = KeyTile<'a>> + 'a;
 
-/// Room for rows of which matrix tiles may begin at any: a tile has no more than there are, and 32 at most.
+/// Room for rows of which matrix tiles may begin at any: a tile has no more than there are, and 32
+/// at most.
 fn with_tiles(rows: usize) -> usize {
     rows + rows.min(TILE_BLOCK)
 }
@@ -187,7 +195,8 @@ impl Partial {
     }
 }
 
-/// Working memory of one thread. What holds numbers in pairs has room for single precision, and what has rows of queries, for as many as matrix tiles may have after the last.
+/// Working memory of one thread. What holds numbers in pairs has room for single precision. What
+/// has rows of queries has room for as many as matrix tiles may have after the last.
 struct Scratch {
     /// `[rows][padded_depth]`, times log2(e) / sqrt(head_dim).
     queries: AlignedBytes,
@@ -297,7 +306,8 @@ pub(crate) fn attention(
         let tile = &tiles[tiles.len() - 1 - index / shape.kv_heads];
         Task { operands, tile, kv_head: index % shape.kv_heads }
     };
-    // No more than the heads of a sequence, which lie side by side in its blocks; and a long task may be the last that others wait for.
+    // No more than the heads of a sequence, which lie side by side in its blocks; and a long task
+    // may be the last that others wait for.
     let most = if rows <= shape.group() { shape.kv_heads } else { 1 };
     let run = tasks.div_ceil(threads.count() * TASKS_PER_THREAD).clamp(1, most);
     threads.for_each(tasks.div_ceil(run), true, |worker, index| {
@@ -316,7 +326,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A task, split after split; `ahead` gives a tile of keys for each that is decoded, to be asked for meanwhile, and none at the end.
+/// A task, split after split. For each tile of keys that is decoded, `ahead` gives one to prefetch
+/// meanwhile, and none at the end.
 fn attend_task<'a>(isa: Isa, task: Task<'a>, ahead: &mut KeyTiles<'a>, out: &SharedRows<'_>, worker: &mut Worker) {
     let (shape, splits) = (task.operands.shape, task.splits());
     let Worker { scratch, partial, total } = worker;

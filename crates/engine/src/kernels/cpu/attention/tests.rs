@@ -40,11 +40,13 @@ fn inputs(case: &Case) -> (Rows, Vec<f32>, Vec<f32>) {
     (q, reference::random(71, length * width), reference::random(72, length * width))
 }
 
-/// What the arena's bytes are a multiple of, so that its last row ends right before the page that nobody may touch: pages of any machine.
+/// What the arena's bytes are a multiple of, so that its last row ends right before the guard page:
+/// pages of any machine.
 const PAGES: usize = 64 << 10;
 
-/// Computes the queries in chunks, over blocks that lie in disorder in an arena full of garbage. With one thread the arena begins with the sequence's first block, with
-/// several it ends with it: on either side of both lies a page that nobody may touch.
+/// Computes the queries in chunks, over blocks that lie in disorder in an arena full of garbage.
+/// With one thread the arena begins with the sequence's first block; with several it ends with it.
+/// On either side of both lies a guard page.
 fn run(case: &Case, isa: Isa, count: usize, chunk: usize) -> Vec<Vec<f32>> {
     let shape = &case.shape;
     let (q, k, v) = inputs(case);
@@ -65,7 +67,8 @@ fn run(case: &Case, isa: Isa, count: usize, chunk: usize) -> Vec<Vec<f32>> {
     // SAFETY: one thread.
     unsafe { arena.region().slice_mut(0..arena.region().len()).fill(0xff) };
     let (layer, last) = (u32::from(count > 1), arena.layout().num_blocks - 1);
-    // The first block's place is 0; no two have the same, since 17 divides the number of places of no case.
+    // The first block's place is 0; no two have the same, since 17 divides the number of places of
+    // no case.
     let place = |block: u32| block * 17 % (blocks + 3);
     let table: Vec<_> = (0..blocks).map(|b| BlockId(if count > 1 { last - place(b) } else { place(b) })).collect();
     let store = KvStore::new(&arena, layer);
@@ -123,7 +126,8 @@ fn expected_row(shape: &AttentionShape, q: &[f32], k: &[f32], v: &[f32], positio
     q.chunks_exact(dim).enumerate().flat_map(head_out).collect()
 }
 
-/// Cases, and how far from the reference they may be: numbers of 8 bits are rounded by at most 1/512, which scores of up to 6 make a hundredth of the weights.
+/// Cases, and how far from the reference they may be. Numbers of 8 bits are rounded by at most
+/// 1/512, which scores of up to 6 make a hundredth of the weights.
 fn cases() -> Vec<(Case, f32)> {
     let case = |heads, kv_heads, head_dim, dtype, window, block_tokens, length, rounded| Case {
         shape: AttentionShape { heads, kv_heads, head_dim, dtype, window, rounded },
@@ -183,7 +187,8 @@ fn compare() {
     }
 }
 
-/// Sequences of a token each, of which a thread has several tasks in a row and asks for the keys of those that follow.
+/// Sequences of a token each, of which a thread has several tasks in a row and asks for the keys of
+/// those that follow.
 #[test]
 fn sequences_beside_one_another_are_what_each_is_alone() {
     on_both_sides(compare_sequences);
@@ -203,7 +208,8 @@ fn compare_sequences() {
     compare_beside(&shape(8, 4, 20, KvDtype::Int8, None, false), 1e-5);
 }
 
-/// One that attends to itself alone, ends of tiles and of splits. The first one fills its blocks, the arena's last ones.
+/// One that attends to itself alone, ends of tiles and of splits. The first one fills its blocks,
+/// the arena's last ones.
 const LENGTHS: [usize; 9] = [64, 1, 63, 65, 300, 257, 17, 130, 2];
 const BLOCK_TOKENS: usize = 16;
 

@@ -1,16 +1,20 @@
-//! Ends of prompts that this node computes while a prefill node computes their beginnings (partially disaggregated prefill).
+//! Partial prefill: this node computes the last part of a prompt while a prefill node computes the
+//! first.
 //!
 //! ```text
-//!   prefill node:  head, layer 0 ─▶ layer 1 ─▶ layer 2 ─▶ ...            handoff with the grant, without a token
-//!                       └ push       └ push     └ push
-//!   here:                 tail, layer 0 ─▶ layer 1 ─▶ layer 2 ─▶ ... ─▶ the first token; the sequence joins the batch
+//!   prefill node:  first part, layer 0 ─▶ layer 1 ─▶ layer 2 ─▶ ...            handoff with the grant, without a token
+//!                             └ push       └ push     └ push
+//!   here:                 last part, layer 0 ─▶ layer 1 ─▶ layer 2 ─▶ ... ─▶ the first token; the sequence joins the batch
 //! ```
 //!
-//! The tail attends to the head, so its layers follow the head's as they arrive: both nodes compute at the same time, and the head's KV is where it is needed anyway. A step takes
-//! the tail through a few layers beside the batch, not a few tokens through all of them: a chunk could not begin before the head's last layer is here. The layers of a step are as
+//! The last part attends to the first, so its layers follow the first part's as they arrive. Both
+//! nodes compute at the same time, and the first part's KV is where it is needed anyway. A step of
+//! the mixed batch takes the last part through a few layers, not a few tokens through all of them.
+//! A chunk could not begin before the first part's last layer is here. The layers of a step are as
 //! many as cost a part of what a chunk of [`crate::DecodeConfig::prompt_budget`] tokens does.
 //!
-//! Where the sequence gives way before its first token, all of the prompt is computed here, in chunks, like any other that has lost its blocks.
+//! If the sequence is preempted before its first token, all of the prompt is computed here, in
+//! chunks, like any other that has lost its blocks.
 
 use std::ops::Range;
 
@@ -20,15 +24,18 @@ use super::batch::Events;
 use super::{DecodeCore, Phase, Sequence};
 use crate::step::{StepOutput, StepSlice};
 
-/// As many may have begun before another one does, if one of them can go on: each keeps its tokens' hidden numbers.
-/// The others wait, as the conductor expects when it cuts prompts. If this node took no more than it can begin,
-/// prefill nodes would have to compute whole prompts for which nobody planned.
+/// As many may have begun before another one does, if one of them can go on: each keeps its tokens'
+/// hidden numbers. The others wait, as the conductor expects when it plans partial prefills. If
+/// this node took no more than it can begin, prefill nodes would have to compute whole prompts,
+/// which is not in their plans.
 const MAX_BEGUN: usize = 4;
 
-/// Slices to the cost of a chunk: they have next to no fixed cost of their own, so streams need not wait for long ones.
+/// Slices to the cost of a chunk: they have next to no fixed cost of their own, so streams need not
+/// wait for long ones.
 const SLICES_PER_CHUNK: u32 = 4;
 
-/// Layers that a step takes a tail through, beside a batch whose chunks of prompts have `chunk_tokens` tokens.
+/// Layers that a step takes a partial prefill through, in a mixed batch whose chunks of prompts
+/// have `chunk_tokens` tokens.
 pub(crate) fn slice_layers(chunk_tokens: u32, num_layers: u32, partial_prefill_tokens: u32) -> u32 {
     let most = chunk_tokens.saturating_mul(num_layers) / partial_prefill_tokens.saturating_mul(SLICES_PER_CHUNK).max(1);
     most.clamp(1, num_layers)
@@ -36,7 +43,7 @@ pub(crate) fn slice_layers(chunk_tokens: u32, num_layers: u32, partial_prefill_t
 
 /// How far one is.
 #[derive(Debug)]
-pub(super) struct Tail {
+pub(super) struct PartialPrefill {
     /// Its first token; those before it come from the prefill node.
     from: usize,
     /// Layers that are computed.
@@ -45,7 +52,7 @@ pub(super) struct Tail {
     hidden: Vec<f32>,
 }
 
-impl Tail {
+impl PartialPrefill {
     pub(super) fn new(from: usize) -> Self {
         Self { from, layers: 0, hidden: Vec::new() }
     }
@@ -63,7 +70,7 @@ pub(super) struct RunningSlice {
 }
 
 impl Sequence {
-    /// Layers of the head that are here whole, the first so many.
+    /// Layers of the prefill node's part that are here whole, the first so many.
     fn head_layers(&self, num_layers: u32) -> u32 {
         if self.phase != Phase::Granted {
             return num_layers;
@@ -74,8 +81,9 @@ impl Sequence {
 }
 
 impl DecodeCore {
-    /// The first token of the prompt that is computed here, if the tail that was asked for is: `held` leading blocks are in the cache.
-    pub(super) fn accept_tail(&self, request: &GrantRequest, held: usize) -> Option<usize> {
+    /// The first token of the part that is computed here, if this node computes the partial prefill
+    /// that was asked for. `held` leading blocks are in the cache.
+    pub(super) fn accept_partial_prefill(&self, request: &GrantRequest, held: usize) -> Option<usize> {
         let block_tokens = self.config.model.block_tokens();
         let from = request.tokens().checked_sub(request.partial_prefill_tokens as usize)?;
         let is_asked = request.partial_prefill_tokens > 0 && from.is_multiple_of(block_tokens) && !request.is_migrated;
@@ -89,7 +97,7 @@ impl DecodeCore {
         self.tails.retain(|key| sequences.get(key).is_some_and(|it| it.tail.is_some() && !it.ended));
     }
 
-    /// The next layers of the oldest tail that can get on.
+    /// The next layers of the oldest partial prefill that can get on.
     pub(super) fn next_slice(&mut self) -> Option<StepSlice> {
         self.prune_tails();
         let num_layers = self.config.model.layout.num_layers;
@@ -99,7 +107,7 @@ impl DecodeCore {
         let can_go_on = |key: &&RequestKey| {
             let Some(sequence) = self.sequences.get(key) else { return false };
             let is_on = matches!(sequence.phase, Phase::Granted | Phase::Running) && sequence.handed_off.is_some();
-            let behind = |tail: &Tail| tail.layers < sequence.head_layers(num_layers);
+            let behind = |tail: &PartialPrefill| tail.layers < sequence.head_layers(num_layers);
             is_on && !sequence.in_step && sequence.tail.as_ref().is_some_and(behind)
         };
         let begun = || self.tails.iter().filter(has_begun);
@@ -115,7 +123,8 @@ impl DecodeCore {
         Some(StepSlice { sequence: part, layers, hidden: std::mem::take(&mut tail.hidden) })
     }
 
-    /// Takes in what a step gave for its slice; tells why the first token is the last one, if it is.
+    /// Takes in what a step gave for its slice; tells why the first token is the last one, if it
+    /// is.
     pub(super) fn on_slice_done(
         &mut self,
         RunningSlice { key, layers }: &RunningSlice,

@@ -1,7 +1,10 @@
-//! Prompts of which the decode node computes the tail while the prefill node computes what comes before it (partially disaggregated prefill; Cronus, 2025).
+//! Partial prefills: the decode node computes the last part of a prompt while the prefill node
+//! computes the first (Cronus, 2025).
 //!
-//! The tail follows the head's last chunk layer by layer (`decode/tail.rs`), so of a prompt's time the longer of these two parts counts, and one layer. A prompt is split where that
-//! brings its first token forward by a good part of its compute, other tails at the decode node counted, and where no stream there misses its objective by it.
+//! The last part follows the first one's last chunk layer by layer (`decode/tail.rs`). So of a
+//! prompt's time the longer of these two parts counts, and one layer. A partial prefill is planned
+//! if it makes the first token earlier by a good part of the prompt's compute, other partial
+//! prefills at the decode node counted. No stream there may miss its objective by it.
 
 use std::time::Instant;
 
@@ -19,14 +22,14 @@ use crate::prefill::SPLIT_CHUNKS;
 /// The first token has to come sooner by this part of the prompt's compute, and by so many seconds.
 const LEAST_GAIN: f64 = 0.1;
 const LEAST_SECONDS: f64 = 0.005;
-/// Where the cut may be: sixteenths of what is to be computed.
+/// Where the last part may begin: sixteenths of what is to be computed.
 const CUTS: u32 = 16;
-/// Most tokens of a tail: a bound on what decode nodes keep between its layers.
+/// Most tokens of a partial prefill: a bound on what decode nodes keep between its layers.
 const MAX_TAIL_TOKENS: u32 = 4096;
 
-/// A prompt that is cut in two.
+/// A prompt in two parts.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Cut {
+pub(super) struct PartialPrefill {
     /// Last tokens of the prompt, which the decode node computes.
     pub partial_prefill_tokens: u32,
     /// Seconds that the decode node is busy with them.
@@ -37,7 +40,7 @@ pub(super) struct Cut {
     pub after: f64,
 }
 
-impl Cut {
+impl PartialPrefill {
     /// Seconds from the prompt's turn to its first token.
     fn finish(&self) -> f64 {
         self.head + self.after
@@ -45,15 +48,16 @@ impl Cut {
 }
 
 impl Cluster {
-    /// Where to cut a prompt that is to be computed by this plan; `None` where it had better not be.
-    pub(super) fn cut(
+    /// Where the last part of a prompt that is to be computed by this plan begins; `None` if it had
+    /// better have none.
+    pub(super) fn plan_partial_prefill(
         &self,
         now: Instant,
         asked: Asked<'_>,
         prefill: &NodeId,
         plan: &PrefillPlan,
         decode: Option<&DecodeCandidate<'_>>,
-    ) -> Option<Cut> {
+    ) -> Option<PartialPrefill> {
         let request = asked.request;
         if !self.config.takes_partial_prefills || !request.wants_decode || request.bypass_cache {
             return None;
@@ -65,7 +69,8 @@ impl Cluster {
         if !is_able(from) || !is_able(to) || !is_alike {
             return None;
         }
-        // Other tails that are still to be computed there when the head's turn comes.
+        // Other partial prefills that are still to be computed there when the first part's turn
+        // comes.
         let turn = plan.ahead.max(plan.transfer);
         let busy = (to.charges.backlog.total(now) - turn).max(0.0);
         // Who decodes there by then.
@@ -77,7 +82,8 @@ impl Cluster {
         (gain >= (plan.compute * LEAST_GAIN).max(LEAST_SECONDS)).then_some(best)
     }
 
-    /// Positions at which a prompt may be cut: block boundaries, something before and behind them.
+    /// Positions at which the last part may begin: block boundaries, something before and behind
+    /// them.
     fn cut_points(&self, tokens: u32, matched: u32, block_tokens: u32) -> impl Iterator<Item = u32> {
         let uncached = tokens.saturating_sub(matched);
         let points =
@@ -93,7 +99,7 @@ impl Cluster {
         plan: &PrefillPlan,
         (busy, batch): (f64, DecodeForecast),
         head_end: u32,
-    ) -> Option<Cut> {
+    ) -> Option<PartialPrefill> {
         let tokens = asked.request.prompt_tokens;
         let partial_prefill_tokens = tokens - head_end;
         let seconds = |node: &ClusterNode, tokens, cached| {
@@ -113,24 +119,24 @@ impl Cluster {
             return None;
         }
         let tail = alone + slices * step;
-        // The tail begins a layer after the head's last chunk, and ends a layer after it.
+        // The last part begins a layer after the first one's last chunk, and ends a layer after it.
         let layers = f64::from(layers);
         let begins = (head - last + last / layers).max(busy);
         let after = (begins + tail - head).max(tail / layers);
-        Some(Cut { partial_prefill_tokens, tail, head, after })
+        Some(PartialPrefill { partial_prefill_tokens, tail, head, after })
     }
 
-    /// The head on its terms, with what it does to the order of the prefill node's queue.
+    /// The first part on its terms, with what it does to the order of the prefill node's queue.
     pub(super) fn head_of(
         &self,
         now: Instant,
         asked: Asked<'_>,
         prefill: &NodeId,
         plan: &PrefillPlan,
-        cut: &Cut,
+        partial: &PartialPrefill,
     ) -> (PrefillPlan, QueueTerms, usize) {
-        let terms = self.terms(asked.request, cut.head);
-        let (plan, broken) = self.reordered(now, terms, prefill, &PrefillPlan { compute: cut.head, ..*plan });
+        let terms = self.terms(asked.request, partial.head);
+        let (plan, broken) = self.reordered(now, terms, prefill, &PrefillPlan { compute: partial.head, ..*plan });
         (plan, terms, broken)
     }
 }
@@ -186,13 +192,13 @@ mod tests {
     }
 
     #[test]
-    fn a_decode_node_with_tails_to_compute_takes_less() {
+    fn a_decode_node_with_partial_prefills_to_compute_takes_less() {
         let now = Instant::now();
         let mut cluster = pair(now, |_| {});
         placed(&mut cluster, now, &long(0, 1600));
         let backlog = cluster.nodes.get(&"d0".parse().unwrap()).unwrap().charges.backlog.total(now);
         assert!(backlog > 0.5, "{backlog}");
-        // The first one's head is given back, as if it had been done early.
+        // The first one's first part is given back, as if it had been done early.
         let p0 = "p0".parse().unwrap();
         cluster.nodes.get_mut(&p0).unwrap().charges.backlog.remove(now, key(0));
         let next = placed(&mut cluster, now, &long(1, 1600));
@@ -200,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tail_is_given_back_with_the_decode_node_that_was_to_compute_it() {
+    fn a_partial_prefill_is_given_back_with_the_decode_node_that_was_to_compute_it() {
         let now = Instant::now();
         let mut cluster = pair(now, |_| {});
         let mut other = info("d1", NodeRole::Decode, 1);
@@ -218,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_whole_where_a_cut_would_not_do() {
+    fn a_prompt_is_whole_if_a_partial_prefill_would_not_do() {
         let now = Instant::now();
         let tail = |change: fn(&mut NodeInfo), request: &PlacementRequest<'_>| {
             placed(&mut pair(now, change), now, request).partial_prefill_tokens
@@ -239,7 +245,7 @@ mod tests {
                 info.profile.prefill_base = 5.0;
             }
         };
-        assert_eq!(tail(slow, &wanted), 0, "the tail would take longer than all of it");
+        assert_eq!(tail(slow, &wanted), 0, "the last part would take longer than all of it");
     }
 
     #[test]
@@ -251,7 +257,7 @@ mod tests {
         placed(&mut cluster, now, &strict);
         cluster.on_first_token(now, key(0));
         let tokens = placed(&mut cluster, now, &long(1, 1600)).partial_prefill_tokens;
-        assert_eq!(tokens, 0, "a step takes 11 ms, and a layer of any tail worth it as long again");
+        assert_eq!(tokens, 0, "a step takes 11 ms, and a layer of any partial prefill worth it as long again");
         cluster.on_ended(now, key(0));
         cluster.on_ended(now, key(1));
         assert!(placed(&mut cluster, now, &long(2, 1600)).partial_prefill_tokens > 0);

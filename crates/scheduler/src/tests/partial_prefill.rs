@@ -1,4 +1,4 @@
-//! Prompts of which the decode node computes the tail, each core by itself. (`world.rs` has them together.)
+//! Partial prefills, each core by itself. (`world.rs` has them together.)
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,7 +92,7 @@ fn blocks_that_were_cached_before_count_as_pushed_layers_only_when_they_are() {
 
 #[test]
 fn what_the_decode_node_does_not_want_to_compute_the_prefill_node_does() {
-    // Before and after the head is computed.
+    // Before and after the prefill node's part is computed.
     for head_first in [false, true] {
         let mut node = PrefillNode::new(super::prefill::config());
         node.submit(partial_prefill_job(0));
@@ -132,7 +132,7 @@ fn a_decode_node_that_takes_the_place_of_another_is_not_asked_to_share() {
 }
 
 #[test]
-fn a_tail_that_is_none_is_computed_with_the_rest() {
+fn a_partial_prefill_that_is_none_is_computed_with_the_rest() {
     let whole = [
         PrefillJob { partial_prefill_tokens: 9, ..partial_prefill_job(0) },
         PrefillJob { decode: None, ..PrefillJob { partial_prefill_tokens: 10, ..job(0, 0..22, 1) } },
@@ -149,7 +149,8 @@ fn a_tail_that_is_none_is_computed_with_the_rest() {
     }
 }
 
-/// A decode node that was granted the request of 22 tokens with a tail of 10, and what it was handed off.
+/// A decode node that was granted the request of 22 tokens with a partial prefill of 10, and what
+/// it was handed off.
 fn followed(prompt_budget: usize) -> (DecodeNode, GrantReply) {
     let mut config = decode::config(20);
     config.prompt_budget = prompt_budget;
@@ -176,7 +177,7 @@ fn layers(plan: &StepPlan) -> std::ops::Range<u32> {
 }
 
 #[test]
-fn the_tail_follows_the_head_layer_by_layer_beside_the_batch() {
+fn the_partial_prefill_follows_the_first_part_layer_by_layer_in_mixed_batches() {
     let (mut node, reply) = followed(4);
     let layer = BLOCK_BYTES;
     // The second layer may come before the first is whole.
@@ -208,7 +209,7 @@ fn the_tail_follows_the_head_layer_by_layer_beside_the_batch() {
 }
 
 #[test]
-fn slices_are_as_long_as_the_budget_says_and_one_tail_goes_after_the_other() {
+fn slices_are_as_long_as_the_budget_says_and_one_partial_prefill_goes_after_the_other() {
     // 27 tokens through three layers are two layers of four times 10 tokens.
     let (mut node, reply) = followed(27);
     let second = node.ask(GrantRequest { partial_prefill_tokens: 14, ..grant_request(1, &tokens(18), 5) }).unwrap();
@@ -224,7 +225,7 @@ fn slices_are_as_long_as_the_budget_says_and_one_tail_goes_after_the_other() {
 }
 
 #[test]
-fn what_becomes_of_a_tail_whose_head_does_not_come() {
+fn what_becomes_of_a_partial_prefill_whose_first_part_does_not_come() {
     // The prefill node gives up, under a step.
     let (mut node, reply) = followed(4);
     arrive(&mut node, &reply, 0, 1, BLOCK_BYTES);
@@ -260,7 +261,7 @@ fn what_becomes_of_a_tail_whose_head_does_not_come() {
 }
 
 #[test]
-fn a_tail_is_declined_where_it_makes_no_sense_and_a_handoff_has_to_fit() {
+fn a_partial_prefill_is_declined_if_it_makes_no_sense_and_a_handoff_has_to_fit() {
     let mut node = DecodeNode::new(decode::config(20));
     let prompt = tokens(22);
     let ask = |node: &mut DecodeNode, n, partial_prefill_tokens, is_migrated| {
@@ -272,12 +273,12 @@ fn a_tail_is_declined_where_it_makes_no_sense_and_a_handoff_has_to_fit() {
         node.after(MS, |core, now| core.on_abort(now, key(n)));
         node.fence();
     }
-    // A token where none was drawn.
+    // A token if none was drawn.
     let reply = ask(&mut node, 5, 10, false);
     let refused = node.hand_off(decode::handoff(5, &prompt, 5, reply.grant, 3)).unwrap_err();
     assert!(refused.kind == ErrorKind::Invalid && refused.message.starts_with("first_token: 40"), "{refused}");
     node.fence();
-    // None where one was is token 0 of a node that does not know of tails.
+    // None if one was is token 0 of a node that does not know of partial prefills.
     let reply = ask(&mut node, 6, 0, false);
     node.hand_off(Handoff { first_token: None, ..decode::handoff(6, &prompt, 5, reply.grant, 6) }).unwrap();
     arrive(&mut node, &reply, 0, 0, 6 * BLOCK_BYTES);
@@ -294,7 +295,7 @@ fn a_tail_is_declined_where_it_makes_no_sense_and_a_handoff_has_to_fit() {
 }
 
 #[test]
-fn all_tails_are_taken_and_those_that_have_begun_go_first() {
+fn all_partial_prefills_are_taken_and_those_that_have_begun_go_first() {
     let mut node = DecodeNode::new(decode::config(100));
     let heads: Vec<_> = (0..6)
         .map(|n| {
