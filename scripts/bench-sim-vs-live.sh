@@ -7,7 +7,7 @@
 #   NODES      nodes of each kind                                    (8)
 #   BLOCK      tokens of a KV block                                  (512)
 #   PROFILE    what the nodes and the simulator stand for            (llama3-70b-a800)
-#   PLACEMENT, ADMISSION   policies of both                          (baton, selective)
+#   PLACEMENT, ADMISSION   policies of both                          (min-total-delay, value-density)
 #   OPTIONS    options of the trace and objectives, as in "--speed 1.6 --jitter 3 --ttft-slo-ms 30000"  (--jitter 3)
 #              (what a cluster is started with, such as --max-wait-ms, would reach the simulator alone)
 #   KILL_EVERY seconds from one killed node to the next, as a mean; baton up starts each again (none)
@@ -18,7 +18,7 @@ cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 baton=$target/debug/baton
 trace=${TRACE:?a trace is needed, as in make bench-sim-vs-live TRACE=trace.jsonl}
-nodes=${NODES:-8} profile=${PROFILE:-llama3-70b-a800} placement=${PLACEMENT:-baton} admission=${ADMISSION:-selective} block=${BLOCK:-512}
+nodes=${NODES:-8} profile=${PROFILE:-llama3-70b-a800} placement=${PLACEMENT:-min-total-delay} admission=${ADMISSION:-value-density} block=${BLOCK:-512}
 work=$(mktemp -d)
 stop() {
   if [[ -n ${killer:-} ]]; then kill "$killer" 2>/dev/null && wait "$killer" || true; fi
