@@ -18,7 +18,11 @@ use tonic::transport::{Channel, Endpoint};
 pub const LIMIT: Duration = Duration::from_secs(20);
 
 pub async fn conductor(etcd: &Etcd, engine: &[&str], folder: &Path, name: &str) -> anyhow::Result<Process> {
-    let ports = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--etcd", etcd.address()];
+    conductor_at("127.0.0.1:0", etcd, engine, folder, name).await
+}
+
+async fn conductor_at(grpc: &str, etcd: &Etcd, engine: &[&str], folder: &Path, name: &str) -> anyhow::Result<Process> {
+    let ports = ["--grpc", grpc, "--http", "127.0.0.1:0", "--etcd", etcd.address()];
     let arguments: Vec<_> = engine.iter().chain(&ports).map(ToString::to_string).collect();
     Process::start("baton-conductor", &arguments, folder.join(format!("{name}.log"))).await
 }
@@ -226,6 +230,7 @@ async fn etcd_conductors_die_hang_and_lose_etcd_and_the_others_requests_go_on() 
     }
 
     // The leader dies.
+    let address = second.ready.grpc.clone();
     let (ends, ()) = asked(&[&first], &expected, async {
         second.kill().await?;
         baton_runtime::sleep(Duration::from_secs(5)).await;
@@ -235,28 +240,28 @@ async fn etcd_conductors_die_hang_and_lose_etcd_and_the_others_requests_go_on() 
     told("the leader died", ends);
     assert_eq!(first.metric("baton_conductor_leads").await?, 1.0);
 
-    // One that leaves in order does not make others wait for its lease.
-    let third = conductor(&etcd, &["--engine", "mock"], folder.path(), "third").await?;
-    first.stop().await?;
-    leads(&third).await?;
-
     // Etcd is away and the leader dies: new requests are refused, and served again once etcd is
-    // back.
-    let fourth = conductor(&etcd, &["--engine", "mock"], folder.path(), "fourth").await?;
-    let channel = channel(&fourth).await?;
+    // back. The nodes know the address of the one that died.
+    let third = conductor_at(&address, &etcd, &["--engine", "mock"], folder.path(), "third").await?;
+    let channel = channel(&third).await?;
     let served = async {
         while tokens(channel.clone(), 0).await.is_err() {
             baton_runtime::sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(LIMIT, served).await.context("the fourth does not serve")?;
+    tokio::time::timeout(LIMIT, served).await.context("the third does not serve")?;
     etcd.kill().await?;
-    third.kill().await?;
+    first.kill().await?;
     let refused = tokens(channel.clone(), 0).await.expect_err("none leads").to_string();
     assert!(refused.contains("no conductor has led for 10 s"), "{refused}");
     etcd.restart(true)?;
-    leads(&fourth).await?;
+    leads(&third).await?;
     assert_eq!(tokens(channel, 0).await?, expected[0]);
+
+    // One that drains resigns. One without nodes leads if no other does.
+    let fourth = conductor(&etcd, &["--engine", "mock"], folder.path(), "fourth").await?;
+    third.stop().await?;
+    leads(&fourth).await?;
     let logs = ["first", "second", "third", "fourth"].map(|name| folder.path().join(format!("{name}.log")));
     check_terms(&logs, &nodes.iter().map(|node| node.log.clone()).collect::<Vec<_>>())
 }

@@ -290,7 +290,7 @@ async fn a_hot_prefix_is_replicated_to_a_node_that_no_request_has_asked() -> any
     println!("{} prompts, then a replication after {:?}", answers.len(), began.elapsed());
     let bytes = HOT_BLOCKS as u64 * BLOCK_BYTES;
     let second = &cluster.prefill[1];
-    assert_eq!(second.metric("baton_prefill_prefix_replications_total{outcome=\"brought\"}").await?, 1.0);
+    assert_eq!(second.metric("baton_prefill_prefix_replications_total{outcome=\"fetched\"}").await?, 1.0);
     assert_eq!(second.metric("baton_prefill_prefix_replicated_bytes_total").await?, bytes as f64);
     for requests in ["baton_prefill_requests_total", "baton_prefill_prefix_fetches_total"] {
         assert_eq!(second.metric(requests).await?, 0.0, "{requests}: no request has asked it");
