@@ -9,7 +9,7 @@ use super::{
 };
 use crate::cost::duration;
 
-/// The parts of [`Baton`], for measuring what each is worth.
+/// The parts of [`MinTotalDelay`], for measuring what each is worth.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MinTotalDelayConfig {
     /// Whether shorter prompts may pass longer ones.
