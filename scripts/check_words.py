@@ -2,7 +2,7 @@
 """The rules for words that a program can check: docs/glossary.md has the others.
 
 - Documents, help and metrics: the median sentence has at most 18 words, the 90th percentile at most 28.
-- No line of a document over 120 columns (tables and code aside), no comment of the code over 100.
+- No line of a document over 120 columns (tables and code aside), no comment in Rust or .proto over 100.
 - None of the words below, in any of them or in a comment.
 """
 
@@ -15,8 +15,8 @@ import sys
 FORBIDDEN = re.compile(
     r"front.?door|hand-?over|redirect|numerics|hit-density|\bseat|\b(?:some|no|any|every)body\b|\b(?:any|every|some)one\b|whoever|_microseconds_total", re.I
 )
-# Words of others: HTTP's, curl's and Kubernetes' redirects; what the glossary replaces.
-ALLOWED = re.compile(r"\bhost is redirected to\b|followRedirects")
+# Curl's and Kubernetes' redirects, an old name in CHANGELOG, and a call's name on the wire: processes of the version before know it by this.
+ALLOWED = re.compile(r"\bhost is redirected to\b|followRedirects|\(`hit-density`|\brpc HandOver\b|\b(?:async fn |\.)hand_over\(")
 NOT_OURS = re.compile(r"proptest-regressions/|^(docs/glossary\.md|scripts/check_words\.py|Cargo\.lock|helm/tests/schemas/)|/fixtures/|^benches/index/Cargo\.lock$")
 MEDIAN, P90 = 18, 28
 

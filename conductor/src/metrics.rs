@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_runtime::{GAP_BUCKETS, LATENCY_BUCKETS, MetricDoc, MetricKind};
+use baton_runtime::{GAP_BUCKETS, LATENCY_BUCKETS, MetricDoc, MetricKind, count_from_zero};
 use baton_types::{ErrorKind, FetchReport, FinishReason, NodeRole, Timeline, Usage};
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
@@ -252,20 +252,15 @@ impl EstimateMetrics {
     }
 }
 
-/// Makes the counters that are looked up by their labels, so that the first event raises them from
-/// 0.
+/// Makes the counters that are looked up by their labels.
 fn make_labelled() {
+    count_from_zero(FAILURES, "kind", ErrorKind::ALL.map(ErrorKind::as_str));
+    count_from_zero(SUCCESSES, "finished_reason", FinishReason::ALL.map(FinishReason::as_str));
+    count_from_zero(NODES_LOST, "role", NodeRole::ALL.map(NodeRole::as_str));
     for kind in ErrorKind::ALL {
-        counter!(FAILURES, "kind" => kind.as_str()).absolute(0);
         for stage in GenerateError::STAGES {
             counter!(REJECTIONS, "kind" => kind.as_str(), "stage" => stage).absolute(0);
         }
-    }
-    for reason in FinishReason::ALL {
-        counter!(SUCCESSES, "finished_reason" => reason.as_str()).absolute(0);
-    }
-    for role in NodeRole::ALL {
-        counter!(NODES_LOST, "role" => role.as_str()).absolute(0);
     }
 }
 

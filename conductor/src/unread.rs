@@ -91,7 +91,7 @@ impl Unread {
         Ok(())
     }
 
-    /// Hands off what the client has room for.
+    /// Sends what the client has room for.
     pub fn flush(&mut self, now: Instant) -> Result<(), Lost> {
         while let Some((bytes, outgoing)) = self.queue.pop_front() {
             match self.out.try_send(outgoing) {
@@ -127,7 +127,7 @@ impl Unread {
         self.since.map(|since| since + stall)
     }
 
-    /// Waits until the client has room, and hands off what it has room for. To be called while
+    /// Waits until the client has room, and sends what it has room for. To be called while
     /// something is left. Dropped before its end, it has done nothing.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! The decode node's metrics.
 
-use baton_runtime::{LATENCY_BUCKETS, MetricDoc, MetricKind};
+use baton_runtime::{LATENCY_BUCKETS, MetricDoc, MetricKind, count_from_zero};
 use baton_scheduler::DecodeCore;
 use baton_types::{DecodeEvent, FetchReport, PrefillEvent, Refused};
 use metrics::{Counter, Histogram, counter, histogram};
@@ -116,10 +116,7 @@ pub struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
-        // `increase()` does not see a counter's first event if the counter begins with it.
-        for stage in DecodeCore::STAGES {
-            counter!(ABORTS, "stage" => stage).absolute(0);
-        }
+        count_from_zero(ABORTS, "stage", DecodeCore::STAGES);
         Self {
             tokens: counter!(TOKENS),
             queue: histogram!(QUEUE),

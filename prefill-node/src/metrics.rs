@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_runtime::{GAP_BUCKETS, LATENCY_BUCKETS, MetricDoc, MetricKind};
+use baton_runtime::{GAP_BUCKETS, LATENCY_BUCKETS, MetricDoc, MetricKind, count_from_zero};
 use baton_scheduler::PrefillCore;
 use baton_types::{FetchReport, KvTransfer, PrefillEvent};
 use metrics::{Counter, Histogram, counter, histogram};
@@ -119,10 +119,7 @@ pub struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
-        // `increase()` does not see a counter's first event if the counter begins with it.
-        for stage in PrefillCore::STAGES {
-            counter!(ABORTS, "stage" => stage).absolute(0);
-        }
+        count_from_zero(ABORTS, "stage", PrefillCore::STAGES);
         Self {
             queue: histogram!(QUEUE),
             compute: histogram!(COMPUTE),

@@ -21,10 +21,10 @@ pub use status::{RETRY_AFTER_METADATA, http_status, kind_of_status, status};
 
 /// Version of everything that processes of a cluster say to each other. Peers of this version and
 /// the one before serve together.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 1;
 
 /// Oldest version that is understood.
-pub const OLDEST_PROTOCOL_VERSION: u32 = 2;
+pub const OLDEST_PROTOCOL_VERSION: u32 = 1;
 
 /// Largest message taken, bytes: a prompt of a million tokens with room to spare.
 pub const MAX_MESSAGE_BYTES: usize = 32 << 20;

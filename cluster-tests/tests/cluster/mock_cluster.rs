@@ -449,23 +449,23 @@ async fn another_decode_node_is_reselected_for_one_whose_steps_are_too_long_by_n
         assert_eq!((alone.finished.decode_node.as_str(), refused(&cluster, "retried").await?), ("decode-0", 1.0));
         // Placed while there is one decode node, computed when there are two.
         signal(prefill, "STOP");
-        let migrated = cluster.ask(paced(3));
-        let (migrated, second) = tokio::join!(migrated, async {
+        let reselected = cluster.ask(paced(3));
+        let (reselected, second) = tokio::join!(reselected, async {
             let second = nodes("10000").start_node("decode", 1, &conductor, cluster.folder()).await;
             let waited = cluster.wait_ready(3).await;
             tokio::time::sleep(SECOND / 5).await;
             signal(prefill, "CONT");
             waited.and(second)
         });
-        anyhow::Ok((alone, migrated?, second?))
+        anyhow::Ok((alone, reselected?, second?))
     });
-    let (alone, migrated, second) = both?;
+    let (alone, reselected, second) = both?;
     assert_eq!(stream?.token_ids.len(), 100);
     assert_eq!(alone.token_ids, expected, "what was taken in is served");
-    assert_eq!((migrated.finished.decode_node.as_str(), refused(&cluster, "reselected").await?), ("decode-1", 1.0));
-    assert_eq!((migrated.token_ids.len(), refused(&cluster, "retried").await?), (8, 1.0));
+    assert_eq!((reselected.finished.decode_node.as_str(), refused(&cluster, "reselected").await?), ("decode-1", 1.0));
+    assert_eq!((reselected.token_ids.len(), refused(&cluster, "retried").await?), (8, 1.0));
     cluster.decode.push(second);
-    assert_eq!(cluster.ask(paced(3)).await?.token_ids, migrated.token_ids);
+    assert_eq!(cluster.ask(paced(3)).await?.token_ids, reselected.token_ids);
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await
 }

@@ -180,7 +180,7 @@ async fn a_long_prompts_kv_is_pushed_at_most_once_and_found_again() -> anyhow::R
     assert!(transfer.bytes > 0 && transfer.bytes <= 94 * BLOCK_BYTES, "{}", transfer.bytes);
 
     let second = cluster.ask(ask).await?;
-    println!("again: TTFT {:?}, {} bytes migrated", second.ttft, second.kv_transfer().bytes);
+    println!("again: TTFT {:?}, {} bytes transferred", second.ttft, second.kv_transfer().bytes);
     assert_eq!(second.token_ids, first.token_ids);
     assert_eq!((first.cached_tokens(), second.cached_tokens()), (0, 1488));
     assert_eq!(second.kv_transfer().bytes, BLOCK_BYTES, "only the last, partial block");
@@ -219,7 +219,7 @@ async fn the_kv_of_a_long_prompt_that_one_node_computes_is_pushed_once_and_found
 
     let second = cluster.ask(ask).await?;
     println!(
-        "again: TTFT {:?}, {} cached tokens, {} bytes migrated",
+        "again: TTFT {:?}, {} cached tokens, {} bytes transferred",
         second.ttft,
         second.cached_tokens(),
         second.kv_transfer().bytes

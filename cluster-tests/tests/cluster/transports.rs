@@ -67,12 +67,12 @@ async fn the_same_over_shm_and_tcp(builder: Builder, asks: &[Ask]) -> anyhow::Re
 
 /// One pair of nodes, `bytes` over `transport`, within the time between two reports.
 async fn the_operator_sees(cluster: &Cluster, transport: &str, bytes: u64) -> anyhow::Result<()> {
-    let migrated = |node: &v1::NodeStatus| -> u64 {
+    let sent = |node: &v1::NodeStatus| -> u64 {
         node.transfer.iter().flat_map(|report| &report.paths).map(|path| path.bytes).sum()
     };
     cluster
         .wait_for("report of all bytes", 3 * SECOND, || async {
-            Ok(cluster.nodes().await?.iter().map(migrated).sum::<u64>() == bytes)
+            Ok(cluster.nodes().await?.iter().map(sent).sum::<u64>() == bytes)
         })
         .await?;
     let listed: Value = serde_json::from_str(&paths(cluster, &["--json"]).await?)?;
@@ -114,7 +114,7 @@ async fn pairs_that_transferred_nothing_are_not_listed_and_addresses_are() -> an
     assert_eq!(paths(&cluster, &["--json"]).await?.trim(), "[]");
     assert_eq!(
         paths(&cluster, &[]).await?.trim(),
-        "no node has reported that it migrated KV to another one (nodes report once a second)"
+        "no node has reported that it sent KV to another one (nodes report once a second)"
     );
     let reported = || async { Ok(cluster.nodes().await?.iter().all(|node| node.transfer.is_some())) };
     cluster.wait_for("first report of each node", 3 * SECOND, reported).await?;

@@ -287,16 +287,16 @@ pub async fn many_requests_of_a_lost_node_go_on_elsewhere() {
     w.join("d1", roomy).await;
     w.node("d0").die();
     w.until_state("d0", "lost").await;
-    let mut migrated = Vec::new();
-    while migrated.len() < 32 {
-        migrated.push(w.job().await);
+    let mut placed_again = Vec::new();
+    while placed_again.len() < 32 {
+        placed_again.push(w.job().await);
     }
     assert!(!w.has_job().await, "the others wait their turn");
     w.pass(Duration::from_millis(50)).await;
-    while migrated.len() < REQUESTS {
-        migrated.push(w.job().await);
+    while placed_again.len() < REQUESTS {
+        placed_again.push(w.job().await);
     }
-    for job in &migrated {
+    for job in &placed_again {
         w.node("p0").started(job.key);
         w.node("p0").first_token(job.key, 'b', Some(FinishReason::Length));
     }

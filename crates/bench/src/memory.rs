@@ -85,7 +85,7 @@ impl Memory {
         from.read_exact(unsafe { self.0.slice_mut(offset as usize..(offset + len) as usize) })
     }
 
-    /// Replications one block into another end's memory.
+    /// Copies one block into another end's memory.
     pub fn copy_to(&self, offset: u64, to: &Self, to_offset: u64, len: u64) {
         // SAFETY: two regions, one thread.
         let (from, to) = unsafe {

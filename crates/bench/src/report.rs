@@ -101,7 +101,7 @@ impl Report {
                 format!("{} bytes x {}, scattered over {} bytes", self.block_bytes, self.spans, self.working_set),
             ),
             ("under way", format!("{} batches, {} lanes", self.depth, self.lanes)),
-            ("migrated", format!("{} bytes in {} batches, {:.2} s", self.bytes, self.batches, self.seconds)),
+            ("transferred", format!("{} bytes in {} batches, {:.2} s", self.bytes, self.batches, self.seconds)),
             ("rate", format!("{:.3} GB/s", self.gb_s)),
             ("batch latency", format!("p50 {} us, p99 {} us, max {} us", self.p50_us, self.p99_us, self.max_us)),
             ("CPU", format!("{:.3} s per GB, both processes", self.cpu_seconds_per_gb)),

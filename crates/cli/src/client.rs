@@ -2,18 +2,19 @@
 
 use std::time::Duration;
 
-use baton_proto::v1::VersionRequest;
 use baton_proto::v1::cluster_client::ClusterClient;
 use baton_proto::v1::inference_client::InferenceClient;
+use baton_proto::v1::{VersionRequest, VersionResponse};
 use baton_proto::{MAX_MESSAGE_BYTES, url};
 use baton_runtime::innermost;
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Response, Status};
 
 use crate::error::CliError;
 
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a conductor may take to say anything, if there are others to be asked.
+/// How long a conductor may take to say who it is.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// A conductor that answers no ping for this long is gone, even if its machine vanished without
 /// closing the connection.
@@ -21,6 +22,11 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// Most conductors of a cluster.
 const MAX_ADDRESSES: usize = 32;
+
+/// A conductor says nothing: it hangs.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer within {} s", ANSWER_TIMEOUT.as_secs())]
+pub struct Silent;
 
 /// A conductor that answered.
 #[derive(Clone)]
@@ -53,19 +59,22 @@ impl Conductor {
         self.addresses.first().map_or("", String::as_str)
     }
 
-    async fn first_of(mut addresses: Vec<String>) -> Result<Self, CliError> {
+    async fn first_of(addresses: Vec<String>) -> Result<Self, CliError> {
         let endpoints = addresses.iter().map(|address| endpoint(address)).collect::<Result<Vec<_>, _>>()?;
         let mut reasons = Vec::new();
         let has_others = endpoints.len() > 1;
         for (index, endpoint) in endpoints.into_iter().enumerate() {
             match endpoint.connect().await {
-                // One that hangs takes connections.
-                Ok(channel) if has_others && !answers(&channel).await => {
-                    reasons.push(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()));
-                }
                 Ok(channel) => {
+                    let mut addresses = addresses.clone();
                     addresses.rotate_left(index);
-                    return Ok(Self { channel, addresses });
+                    let conductor = Self { channel, addresses };
+                    // One that hangs takes connections. What is answered does not matter: a port
+                    // for clients does not know the call.
+                    if !has_others || conductor.version().await.is_ok() {
+                        return Ok(conductor);
+                    }
+                    reasons.push(Silent.to_string());
                 }
                 Err(error) => reasons.push(innermost(&error)),
             }
@@ -86,6 +95,16 @@ impl Conductor {
         self.addresses.len()
     }
 
+    /// What it says of itself.
+    ///
+    /// # Errors
+    /// It says nothing in time.
+    pub async fn version(&self) -> Result<Result<VersionResponse, Status>, Silent> {
+        let mut client = self.cluster();
+        let answer = tokio::time::timeout(ANSWER_TIMEOUT, client.version(VersionRequest {})).await;
+        answer.map(|answer| answer.map(Response::into_inner)).map_err(|_| Silent)
+    }
+
     /// What clients call.
     pub fn inference(&self) -> InferenceClient<Channel> {
         InferenceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
@@ -95,12 +114,6 @@ impl Conductor {
     pub fn cluster(&self) -> ClusterClient<Channel> {
         ClusterClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
-}
-
-/// Whether anything is said: a port for clients says that it does not know the call.
-async fn answers(channel: &Channel) -> bool {
-    let mut client = ClusterClient::new(channel.clone());
-    tokio::time::timeout(ANSWER_TIMEOUT, client.version(VersionRequest {})).await.is_ok()
 }
 
 fn split(addresses: &str) -> Result<Vec<String>, CliError> {

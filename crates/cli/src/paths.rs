@@ -36,7 +36,7 @@ pub fn render(nodes: &[v1::NodeStatus], paint: Paint) -> String {
     }
     let rows: Vec<Vec<String>> = pairs(nodes).into_iter().map(|(from, path)| row(from, path)).collect();
     if rows.is_empty() {
-        return "no node has reported that it migrated KV to another one (nodes report once a second)".to_owned();
+        return "no node has reported that it sent KV to another one (nodes report once a second)".to_owned();
     }
     table(&HEADER, &rows, paint, |row, column, cell| match TROUBLE.contains(&column) && rows[row][column] != "0" {
         true => paint.yellow(cell),
@@ -131,7 +131,7 @@ mod tests {
         let quiet = [node("p0", Vec::new()), v1::NodeStatus::default()];
         assert_eq!(
             render(&quiet, Paint::none()),
-            "no node has reported that it migrated KV to another one (nodes report once a second)"
+            "no node has reported that it sent KV to another one (nodes report once a second)"
         );
         assert_eq!(render(&[], Paint::none()), "no node has registered");
         assert_eq!(json(&quiet), json!([]));

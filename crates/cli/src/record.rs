@@ -81,7 +81,7 @@ fn render_end(end: &v1::RequestEnd, paint: Paint) -> String {
         format!("{}, predicted {}", known(measured), known(predicted))
     };
     let (usage, timeline) = (end.usage.unwrap_or_default(), end.timeline.clone().unwrap_or_default());
-    let migrated = timeline.kv_transfer.clone().unwrap_or_default();
+    let transfer = timeline.kv_transfer.clone().unwrap_or_default();
     let predicted = end.predicted_output_tokens.map(|tokens| format!(", predicted {tokens:.0}")).unwrap_or_default();
     let rows = [
         ("ended", format!("{outcome}, {} after it came", seconds(timeline.total_s))),
@@ -98,7 +98,7 @@ fn render_end(end: &v1::RequestEnd, paint: Paint) -> String {
             ),
         ),
         ("decoded", decoded(end, &timeline)),
-        ("KV migrated", format!("{}, {} of it exposed", bytes(migrated.bytes), seconds(migrated.exposed_seconds))),
+        ("KV transferred", format!("{}, {} of it exposed", bytes(transfer.bytes), seconds(transfer.exposed_seconds))),
     ];
     rows.map(|(name, value)| format!("{name:<9} {value}")).join("\n")
 }
@@ -132,7 +132,7 @@ fn to_json(record: &v1::RecallResponse) -> Value {
 
 fn end_json(end: &v1::RequestEnd) -> Value {
     let (usage, timeline) = (end.usage.unwrap_or_default(), end.timeline.clone().unwrap_or_default());
-    let migrated = timeline.kv_transfer.clone().unwrap_or_default();
+    let transfer = timeline.kv_transfer.clone().unwrap_or_default();
     let failure = end.failure.as_ref().map(|it| json!({ "kind": it.kind, "message": it.message }));
     json!({
         "finish_reason": (!end.finish_reason.is_empty()).then_some(&end.finish_reason), "failure": failure,
@@ -144,8 +144,8 @@ fn end_json(end: &v1::RequestEnd) -> Value {
         "decode_node": (!end.decode_node.is_empty()).then_some(&end.decode_node), "moves": timeline.moves,
         "decode_queue_s": timeline.decode_queue_s, "total_s": timeline.total_s,
         "kv_transfer": {
-            "bytes": migrated.bytes, "seconds": migrated.seconds, "exposed_seconds": migrated.exposed_seconds,
-            "transport": (!migrated.transport.is_empty()).then_some(&migrated.transport),
+            "bytes": transfer.bytes, "seconds": transfer.seconds, "exposed_seconds": transfer.exposed_seconds,
+            "transport": (!transfer.transport.is_empty()).then_some(&transfer.transport),
         },
     })
 }

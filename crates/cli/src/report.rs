@@ -84,7 +84,7 @@ impl Record {
         let finished = self.finished.clone().unwrap_or_default();
         let usage = finished.usage.unwrap_or_default();
         let timeline = finished.timeline.unwrap_or_default();
-        let migrated = timeline.kv_transfer.clone().unwrap_or_default();
+        let transfer = timeline.kv_transfer.clone().unwrap_or_default();
         Report {
             request_id: self.accepted.request_id.clone(),
             model: self.accepted.model.clone(),
@@ -108,11 +108,11 @@ impl Record {
             prefill_node: named(finished.prefill_node),
             decode_node: named(finished.decode_node),
             kv_transfer: KvTransfer {
-                bytes: migrated.bytes,
-                transport: named(migrated.transport),
-                seconds: migrated.seconds,
-                exposed_seconds: migrated.exposed_seconds,
-                bytes_at_compute_end: migrated.bytes_at_compute_end,
+                bytes: transfer.bytes,
+                transport: named(transfer.transport),
+                seconds: transfer.seconds,
+                exposed_seconds: transfer.exposed_seconds,
+                bytes_at_compute_end: transfer.bytes_at_compute_end,
             },
             prefix_fetch: timeline.prefix_fetch.map(|fetch| PrefixFetch {
                 bytes: fetch.bytes,

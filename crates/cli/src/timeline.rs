@@ -10,7 +10,7 @@ pub fn render(report: &Report, paint: Paint) -> String {
         ("queue", queue(report)),
         ("cached tokens", cached(report)),
         ("prefill", format!("{} on {}", seconds(report.timeline.prefill_compute_s), node(&report.prefill_node))),
-        ("KV migrated", migrated(report)),
+        ("KV transferred", transferred(report)),
         ("TTFT", seconds(report.ttft_s)),
         ("TBT", gaps(report)),
         ("output", output(report)),
@@ -45,16 +45,16 @@ fn cached(report: &Report) -> String {
     format!("{cached}; {} fetched over {transport} in {}", bytes(fetch.bytes), seconds(fetch.seconds))
 }
 
-fn migrated(report: &Report) -> String {
-    let migrated = &report.kv_transfer;
-    match &migrated.transport {
+fn transferred(report: &Report) -> String {
+    let transfer = &report.kv_transfer;
+    match &transfer.transport {
         None => "nothing".to_owned(),
         Some(transport) => format!(
             "{} over {transport} to {} in {}, {} of it exposed beyond compute",
-            bytes(migrated.bytes),
+            bytes(transfer.bytes),
             node(&report.decode_node),
-            seconds(migrated.seconds),
-            seconds(migrated.exposed_seconds)
+            seconds(transfer.seconds),
+            seconds(transfer.exposed_seconds)
         ),
     }
 }

@@ -1,7 +1,5 @@
 //! `baton version`.
 
-use std::time::Duration;
-
 use baton_proto::{PROTOCOL_VERSION, v1};
 use futures::future::join_all;
 use serde_json::json;
@@ -12,8 +10,6 @@ use crate::screen::{Paint, line};
 use crate::table::table;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// How long a conductor may take to answer.
-const ANSWER: Duration = Duration::from_secs(5);
 
 /// What a conductor says of itself, or why it does not.
 type Said = Result<v1::VersionResponse, String>;
@@ -36,11 +32,8 @@ pub async fn run(addresses: &str, json: bool) -> Result<(), CliError> {
 }
 
 async fn ask(conductor: &Conductor) -> Said {
-    let mut client = conductor.cluster();
-    match tokio::time::timeout(ANSWER, client.version(v1::VersionRequest {})).await {
-        Ok(answer) => answer.map(tonic::Response::into_inner).map_err(|status| CliError::from(status).to_string()),
-        Err(_) => Err(format!("no answer within {} s", ANSWER.as_secs())),
-    }
+    let answer = conductor.version().await.map_err(|silent| silent.to_string())?;
+    answer.map_err(|status| CliError::from(status).to_string())
 }
 
 fn row(address: &str, said: &Said) -> Vec<String> {

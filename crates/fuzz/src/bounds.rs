@@ -93,9 +93,9 @@ unsafe impl GlobalAlloc for CountingAllocator {
         grow(size);
         // SAFETY: `pointer` came from `System` with this layout, and the caller's promises about
         // `size` are passed on.
-        let migrated = unsafe { System.realloc(pointer, layout, size) };
-        shrink(if migrated.is_null() { size } else { layout.size() });
-        migrated
+        let moved = unsafe { System.realloc(pointer, layout, size) };
+        shrink(if moved.is_null() { size } else { layout.size() });
+        moved
     }
 }
 

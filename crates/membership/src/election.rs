@@ -98,14 +98,13 @@ impl Election {
                 EtcdError::LeaseEnded => tracing::warn!(etcd = member, "{error}: another conductor may lead"),
                 // A watch that ends begins again with what there is.
                 EtcdError::WatchEnded(_) => tracing::info!(etcd = member, %error, "looking again who leads"),
-                _ if said.len() < MAX_SAID && said.insert(error.to_string()) => match self.candidacy.leadership() {
-                    Leadership::Unknown => {
-                        tracing::warn!(etcd = member, %error, ?retry_in, "etcd is away: no leader is known")
-                    }
-                    _ => {
-                        tracing::warn!(etcd = member, %error, ?retry_in, "etcd is away: what is known of the leader stays")
-                    }
-                },
+                _ if said.len() < MAX_SAID && said.insert(error.to_string()) => {
+                    let then = match self.candidacy.leadership() {
+                        Leadership::Unknown => "no leader is known",
+                        Leadership::Own { .. } | Leadership::Other { .. } => "what is known of the leader stays",
+                    };
+                    tracing::warn!(etcd = member, %error, ?retry_in, "etcd is away: {then}");
+                }
                 // It was said.
                 _ => tracing::debug!(etcd = member, %error, "etcd is still away"),
             }

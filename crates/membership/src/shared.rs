@@ -159,7 +159,7 @@ impl SettingsStore {
     }
 
     async fn follow(&self, etcd: &Etcd, wait: &mut Duration) -> Result<std::convert::Infallible, EtcdError> {
-        let mut client = self.connect_to_one(etcd).await?;
+        let mut client = connect(etcd, self.member.load(Ordering::Relaxed), &*self.clock).await?;
         // From before the look: what is seen twice is the same.
         let mut changes = answered(&*self.clock, client.watch(key(etcd), Some(WatchOptions::new()))).await?;
         self.look(&mut client, etcd).await?;

@@ -22,4 +22,6 @@ pub use clock::{
 pub use innermost::{error_chain, innermost};
 pub use shutdown::{Drain, Phase, Shutdown, Signals};
 pub use tasks::{TaskFailure, TaskSet};
-pub use telemetry::{GAP_BUCKETS, LATENCY_BUCKETS, LogFormat, METRICS, MetricDoc, MetricKind, Telemetry};
+pub use telemetry::{
+    GAP_BUCKETS, LATENCY_BUCKETS, LogFormat, METRICS, MetricDoc, MetricKind, Telemetry, count_from_zero,
+};

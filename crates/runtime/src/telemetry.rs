@@ -63,7 +63,7 @@ pub const METRICS: &[MetricDoc] = &[
     MetricDoc {
         name: TASK_PANICS,
         kind: MetricKind::Counter,
-        labels: &["task"],
+        labels: &[],
         help: "Tasks of one request or session that panicked. Each is a bug.",
     },
 ];
@@ -171,8 +171,6 @@ impl Telemetry {
                 MetricKind::Counter => {
                     metrics::describe_counter!(doc.name, doc.help);
                     if doc.labels.is_empty() {
-                        // `increase()` does not see a counter's first event if the counter begins
-                        // with it.
                         metrics::counter!(doc.name).absolute(0);
                     }
                 }
@@ -217,6 +215,14 @@ impl Telemetry {
     /// Folds what histograms have collected; without it they grow until the next scrape.
     pub fn upkeep(&self) {
         self.handle.run_upkeep();
+    }
+}
+
+/// Makes the counters of a label's values, at 0: `increase()` does not see a counter's first event
+/// if the counter begins with it.
+pub fn count_from_zero(name: &'static str, label: &'static str, values: impl IntoIterator<Item = &'static str>) {
+    for value in values {
+        metrics::counter!(name, label => value).absolute(0);
     }
 }
 

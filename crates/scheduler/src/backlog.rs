@@ -139,8 +139,8 @@ impl Backlog {
         self.settle(now);
         self.entries.swap_remove(index);
         self.places.retain(|place| place.entry != index);
-        let migrated = self.entries.len();
-        if let Some(place) = self.places.iter_mut().find(|place| place.entry == migrated) {
+        let moved = self.entries.len();
+        if let Some(place) = self.places.iter_mut().find(|place| place.entry == moved) {
             place.entry = index;
         }
         self.sort(now);

@@ -279,8 +279,8 @@ mod tests {
         let (mut trace, before) = (ten(), ten());
         trace.jitter(Duration::from_secs(3), &mut Random::new(1));
         assert!(seconds(&trace).is_sorted());
-        let migrated = seconds(&trace).iter().sum::<f64>() - seconds(&before).iter().sum::<f64>();
-        assert!(migrated > 3.0 && migrated < 27.0, "{migrated} s in all");
+        let shifted = seconds(&trace).iter().sum::<f64>() - seconds(&before).iter().sum::<f64>();
+        assert!(shifted > 3.0 && shifted < 27.0, "{shifted} s in all");
         let mut again = ten();
         again.jitter(Duration::from_secs(3), &mut Random::new(1));
         assert_eq!(trace, again);

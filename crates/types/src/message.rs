@@ -173,7 +173,7 @@ pub struct GrantRequest {
     pub partial_prefill_tokens: u32,
     /// Whether a node of another KV compatibility class computes the prompt. Then nothing of it is
     /// taken from the cache, nor does it stay there.
-    pub is_migrated: bool,
+    pub is_other_class: bool,
 }
 
 impl GrantRequest {

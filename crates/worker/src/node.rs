@@ -70,7 +70,7 @@ pub struct NodeParts<E> {
     pub arena: KvArena,
     /// The engine's thread.
     pub engine: EngineThread,
-    /// Migrations KV.
+    /// Carries KV between nodes.
     pub transfer: TransferEngine,
     /// The arena, registered.
     pub segment: SegmentId,

@@ -238,8 +238,8 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         check_protocol_version(request.protocol_version)?;
         self.check_generation(generation("target_generation", &request.target_generation)?)?;
         self.check_layout(request.layout.clone())?;
-        let is_migrated = !self.computes_alike(&request.kv_class);
-        let request = baton_types::GrantRequest { is_migrated, ..request.try_into()? };
+        let is_other_class = !self.computes_alike(&request.kv_class);
+        let request = baton_types::GrantRequest { is_other_class, ..request.try_into()? };
         let answer = self.ask(|answer| Input::Grant(request, answer)).await?;
         answer.map(Response::new).map_err(refused_status)
     }
@@ -287,7 +287,7 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         Ok(Response::new(v1::ReleaseLeaseReply {}))
     }
 
-    async fn handoff(&self, request: Request<v1::Handoff>) -> Result<Response<v1::HandoffReply>, Status> {
+    async fn hand_over(&self, request: Request<v1::Handoff>) -> Result<Response<v1::HandoffReply>, Status> {
         self.check_decodes()?;
         let handoff = Handoff::try_from(request.into_inner())?;
         // It must not be refused for a flood of other calls: all of the prompt would be computed

@@ -22,14 +22,14 @@ impl TransferView {
 
     /// What conductors are told of the transfers up to now.
     pub fn event(&self) -> Event {
-        let report = TransferReport { addresses: self.addresses.clone(), paths: migrated(self.engine.paths()) };
+        let report = TransferReport { addresses: self.addresses.clone(), paths: written(self.engine.paths()) };
         Event::Transfer((&report).into())
     }
 }
 
 /// The paths over which bytes have moved, one per peer: that of its latest start. Those with the
 /// most bytes, as many as a report holds.
-fn migrated(mut paths: Vec<PathReport>) -> Vec<TransferPath> {
+fn written(mut paths: Vec<PathReport>) -> Vec<TransferPath> {
     paths.retain(|path| path.bytes > 0);
     paths.sort_unstable_by(|a, b| (&a.node, b.generation, b.bytes).cmp(&(&b.node, a.generation, a.bytes)));
     paths.dedup_by(|later, earlier| later.node == earlier.node);
@@ -77,7 +77,7 @@ mod tests {
     }
 
     fn seen(paths: Vec<PathReport>) -> Vec<(String, u64)> {
-        migrated(paths).into_iter().map(|path| (path.node.to_string(), path.bytes)).collect()
+        written(paths).into_iter().map(|path| (path.node.to_string(), path.bytes)).collect()
     }
 
     #[test]

@@ -22,7 +22,7 @@ impl TryFrom<w::GrantRequest> for d::GrantRequest {
             tbt: request.tbt_s.map(|tbt| limit("tbt_s", tbt)).transpose()?,
             partial_prefill_tokens: request.partial_prefill_tokens,
             // The node that receives it knows its own class.
-            is_migrated: false,
+            is_other_class: false,
         })
     }
 }

@@ -53,9 +53,9 @@ unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(pointer, -1);
         // SAFETY: the caller keeps the contract of `realloc`.
-        let migrated = unsafe { System.realloc(pointer, layout, size) };
-        count(if migrated.is_null() { pointer } else { migrated }, 1);
-        migrated
+        let moved = unsafe { System.realloc(pointer, layout, size) };
+        count(if moved.is_null() { pointer } else { moved }, 1);
+        moved
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {

@@ -54,7 +54,7 @@ struct Ended {
 
 /// Why a request did not complete.
 enum Problem {
-    /// It was refused in the admission queue.
+    /// It was refused at admission.
     Rejected(String),
     /// Anything else.
     Failed(String),

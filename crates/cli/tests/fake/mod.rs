@@ -260,7 +260,7 @@ impl v1::cluster_server::Cluster for Service {
     async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
         Ok(Response::new(v1::VersionResponse {
             version: "9.9.9".into(),
-            protocol_version: 2,
+            protocol_version: 1,
             conductor_id: "c1".into(),
             leads: true,
             ready: false,

@@ -91,7 +91,7 @@ impl Cluster {
         let matches = Matches { blocks, longest: Vec::new() };
         let named = |(node, blocks): (&ClusterNode, u32)| (node.info().node.clone(), blocks);
         let longest = |kv_class| self.longest_holder(&matches, kv_class, |_| true).map(named);
-        Matches { longest: (0..self.kv_class.len()).map(longest).collect(), ..matches }
+        Matches { longest: (0..self.kv_classes.len()).map(longest).collect(), ..matches }
     }
 
     /// Nodes of a role that may be taken, ascending by name: those that are ready. If there are

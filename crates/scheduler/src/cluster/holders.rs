@@ -106,7 +106,7 @@ impl Cluster {
     /// Whether what a decode node holds of a prompt need not be pushed to it: a prefill node of its
     /// class may compute the prompt.
     pub(super) fn holds_for_prefill(&self) -> impl Fn(&ClusterNode) -> bool + use<> {
-        let computing: Option<Vec<usize>> = (self.kv_class.len() > 1).then(|| {
+        let computing: Option<Vec<usize>> = (self.kv_classes.len() > 1).then(|| {
             let mut classes: Vec<_> = self.nodes.of_role(NodeRole::Prefill).map(|node| node.kv_class).collect();
             classes.sort_unstable();
             classes.dedup();
@@ -117,10 +117,10 @@ impl Cluster {
 
     /// Number of a KV compatibility class.
     pub(super) fn kv_class(&mut self, name: &str) -> usize {
-        let known = self.kv_class.iter().position(|other| other == name);
+        let known = self.kv_classes.iter().position(|other| other == name);
         known.unwrap_or_else(|| {
-            self.kv_class.push(name.to_owned());
-            self.kv_class.len() - 1
+            self.kv_classes.push(name.to_owned());
+            self.kv_classes.len() - 1
         })
     }
 }

@@ -55,7 +55,7 @@ impl Cluster {
     pub fn reselect(&mut self, now: Instant, key: RequestKey) -> Option<NodeId> {
         let (from, charge) = self.charges.get(&key)?.decode.clone()?;
         let to = self.roomiest_other(&from.0, &charge, charge.prompt_tokens, |_| true)?.info().node.clone();
-        self.migrate_decode(now, key, &to);
+        self.change_decode_node(now, key, &to);
         Some(to)
     }
 

@@ -190,7 +190,7 @@ pub struct Cluster {
     joined: Option<Instant>,
     transfers: TransferCost,
     /// Names of the KV compatibility classes; a node knows the number of its own.
-    kv_class: Vec<String>,
+    kv_classes: Vec<String>,
     pauses: HolderPauses,
     copies: Replications,
     output_lengths: OutputLength,
@@ -228,7 +228,7 @@ impl Cluster {
             ticked: None,
             joined: None,
             transfers: TransferCost::new(config.bandwidth),
-            kv_class: Vec::new(),
+            kv_classes: Vec::new(),
             pauses: holders::no_pauses(),
             copies: Replications::default(),
             output_lengths: OutputLength::new(FIRST_OUTPUT_TOKENS),

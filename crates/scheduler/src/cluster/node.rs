@@ -66,7 +66,8 @@ pub struct ClusterNode {
 }
 
 impl ClusterNode {
-    /// `class` and `kv_class` are the indices of its classes of cost and of kv_class.
+    /// `class` and `kv_class` are the indices of its class of cost and of its KV compatibility
+    /// class.
     pub(super) fn new(
         now: Instant,
         info: NodeInfo,

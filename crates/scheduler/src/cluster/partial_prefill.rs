@@ -1,10 +1,10 @@
 //! Partial prefills: the decode node computes the last part of a prompt while the prefill node
 //! computes the first (Cronus, 2025).
 //!
-//! The last part follows the first one's last chunk layer by layer (`decode/tail.rs`). So of a
-//! prompt's time the longer of these two parts counts, and one layer. A partial prefill is planned
-//! if it makes the first token earlier by a good part of the prompt's compute, other partial
-//! prefills at the decode node counted. No stream there may miss its objective by it.
+//! The last part follows the first one's last chunk layer by layer (`decode/partial_prefill.rs`).
+//! So of a prompt's time the longer of these two parts counts, and one layer. A partial prefill is
+//! planned if it makes the first token earlier by a good part of the prompt's compute, other
+//! partial prefills at the decode node counted. No stream there may miss its objective by it.
 
 use std::time::Instant;
 
@@ -216,7 +216,7 @@ mod tests {
         let (was, other): (NodeId, NodeId) = (split.decode.unwrap(), "d1".parse().unwrap());
         let other = if was == other { "d0".parse().unwrap() } else { other };
         assert!(split.partial_prefill_tokens > 0 && !cluster.nodes.get(&was).unwrap().charges.is_zero());
-        cluster.migrate_decode(now, key(0), &other);
+        cluster.change_decode_node(now, key(0), &other);
         assert!(cluster.nodes.get(&was).unwrap().charges.is_zero());
         assert_eq!(cluster.nodes.get(&other).unwrap().charges.pending(), 0, "it computes none of it");
         cluster.on_ended(now, key(0));

@@ -272,7 +272,7 @@ impl Cluster {
         node.and_then(|node| self.next_end(now, node)).unwrap_or(RETRY_UNAVAILABLE)
     }
 
-    pub(super) fn migrate_decode(&mut self, now: Instant, key: RequestKey, to: &NodeId) {
+    pub(super) fn change_decode_node(&mut self, now: Instant, key: RequestKey, to: &NodeId) {
         let Some((from, charge)) = self.charges.get_mut(&key).and_then(|charge| charge.decode.take()) else { return };
         // The node's knows whether the first token is out.
         let charge = self.nodes.get_mut(&from.0).and_then(|node| node.charges.end_decode(key)).unwrap_or(charge);
@@ -287,11 +287,11 @@ impl Cluster {
         }
         if let Some(node) = self.nodes.get_mut(to) {
             let begins = if charge.begun { charge.begins } else { charge.begins.max(now) };
-            let migrated = DecodeCharge { begins, charged: now, ..charge };
-            node.charges.add_decode(key, migrated);
+            let charge = DecodeCharge { begins, charged: now, ..charge };
+            node.charges.add_decode(key, charge);
             let start = (to.clone(), node.info().generation);
-            if let Some(charge) = self.charges.get_mut(&key) {
-                charge.decode = Some((start, migrated));
+            if let Some(charged) = self.charges.get_mut(&key) {
+                charged.decode = Some((start, charge));
             }
         }
     }

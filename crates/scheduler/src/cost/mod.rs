@@ -294,7 +294,7 @@ impl SpeedFactor {
         Self(if tells { ratio.clamp(0.05, 20.0) } else { 1.0 })
     }
 
-    /// Migrations by a fiftieth of the way to what was observed.
+    /// Moves by a fiftieth of the way to what was observed.
     fn follow(&mut self, observed: f64) {
         let observed = observed.clamp(self.0 / OUTLIER, self.0 * OUTLIER);
         self.0 = (self.0 * (observed / self.0).powf(0.02)).clamp(0.05, 20.0);

@@ -163,7 +163,7 @@ impl DecodeCore {
     /// Makes the blocks that are full shareable.
     pub(super) fn complete_blocks(&mut self, key: RequestKey) {
         let block_tokens = self.config.model.block_tokens();
-        let Some(sequence) = self.sequences.get_mut(&key).filter(|sequence| !sequence.is_migrated) else { return };
+        let Some(sequence) = self.sequences.get_mut(&key).filter(|sequence| !sequence.is_other_class) else { return };
         let Some(handed_off) = &sequence.handed_off else { return };
         let full = sequence.num_computed_tokens / block_tokens;
         for index in sequence.num_complete_blocks..full {

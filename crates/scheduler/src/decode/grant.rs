@@ -143,7 +143,7 @@ impl DecodeCore {
     /// What is cached of a prompt: blocks of another KV compatibility class are not those that this
     /// node would compute.
     fn held_of(&self, request: &GrantRequest) -> Vec<BlockId> {
-        if request.is_migrated { Vec::new() } else { self.pool.match_prefix(&request.block_hashes) }
+        if request.is_other_class { Vec::new() } else { self.pool.match_prefix(&request.block_hashes) }
     }
 
     fn no_room(&self, request: &GrantRequest) -> Refused {
@@ -257,7 +257,7 @@ impl DecodeCore {
         self.tails.extend(tail.is_some().then_some(request.key));
         let sequence = Sequence {
             grant: Some(grant),
-            is_migrated: request.is_migrated,
+            is_other_class: request.is_other_class,
             turn: self.next_turn(),
             prompt_tokens: request.prompt_tokens as usize,
             given_tokens: request.tokens(),

@@ -61,7 +61,7 @@ impl DecodeCore {
         };
         Ok(Sequence {
             grant: None,
-            is_migrated: false,
+            is_other_class: false,
             turn: self.next_turn(),
             prompt_tokens: job.tokens.len() - job.output_tokens as usize,
             given_tokens: job.tokens.len(),

@@ -35,7 +35,7 @@ impl Sequence {
         let waits = self.phase == Phase::Preempted || draining && matches!(self.phase, Phase::Waiting | Phase::Running);
         // What migrated here has an output, whether or not a token was drawn since.
         let has_migrated = self.grant.is_none() && self.local.is_none();
-        waits && !self.ended && !self.is_migrated && (has_migrated || self.num_tokens() > self.given_tokens)
+        waits && !self.ended && !self.is_other_class && (has_migrated || self.num_tokens() > self.given_tokens)
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   on_grant_request ─▶ blocks, room for the answer, OpenGrant ─▶ bytes arrive ─┐
-//!                                                   on_handoff ────────────────┼▶ waits ─▶ runs, a token per step ─▶ blocks to the cache
-//!     of a prompt whose rest is computed here, before the bytes: layers of it as the first's arrive, `tail.rs`  │
+//!                                                   on_handoff ─────────────────┼▶ waits ─▶ runs, a token per step ─▶ blocks to the cache
+//!     of a prompt whose rest is computed here, before the bytes: layers of it as the first's arrive             │
 //!   on_submit: a prompt that is computed here ──────────────────────────────────┘    ▲          │
 //!   on_submit: a sequence of another decode node ─▶ its blocks, Fetch ─▶ on_fetch_done ┘     └ preempted┘ if blocks run out: `room.rs`
 //! ```

@@ -86,7 +86,8 @@ impl DecodeCore {
     pub(super) fn accept_partial_prefill(&self, request: &GrantRequest, held: usize) -> Option<usize> {
         let block_tokens = self.config.model.block_tokens();
         let from = request.tokens().checked_sub(request.partial_prefill_tokens as usize)?;
-        let is_asked = request.partial_prefill_tokens > 0 && from.is_multiple_of(block_tokens) && !request.is_migrated;
+        let is_asked =
+            request.partial_prefill_tokens > 0 && from.is_multiple_of(block_tokens) && !request.is_other_class;
         let is_worth_it = from > held * block_tokens;
         (is_asked && is_worth_it).then_some(from)
     }

@@ -92,7 +92,7 @@ impl DecodeCore {
         let promised = std::mem::replace(&mut sequence.reservation, baton_kv_cache::Reservation::none());
         sequence.phase = Phase::Preempted;
         // All of it is computed here now.
-        sequence.is_migrated = false;
+        sequence.is_other_class = false;
         sequence.offered = None;
         sequence.num_computed_tokens = 0;
         sequence.num_complete_blocks = 0;

@@ -21,7 +21,7 @@ pub(super) struct Sequence {
     pub grant: Option<GrantId>,
     /// Its prompt was computed by a node of another KV compatibility class: its blocks do not
     /// become cache.
-    pub is_migrated: bool,
+    pub is_other_class: bool,
     /// Its number among those that came: the lower, the older.
     pub turn: u64,
     pub prompt_tokens: usize,

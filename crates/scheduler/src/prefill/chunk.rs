@@ -384,7 +384,7 @@ impl PrefillCore {
             max_tokens: request.job.sampling.max_tokens,
             partial_prefill_tokens: request.partial_prefill_tokens() as u32,
             tbt,
-            is_migrated: false,
+            is_other_class: false,
         }
     }
 

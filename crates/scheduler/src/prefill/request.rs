@@ -50,7 +50,7 @@ pub(super) struct Active {
     pub cached_tokens: usize,
     /// Tokens whose KV is in the arena, or on its way.
     pub num_computed_tokens: usize,
-    /// Tokens whose KV is computed here: all, or those before the partial prefill.
+    /// Tokens whose KV is computed here: all, or those before what a decode node computes.
     pub end: usize,
     /// Leading blocks that are hashed.
     pub num_complete_blocks: usize,

@@ -42,7 +42,7 @@ pub(super) fn grant_request(n: u64, prompt: &[TokenId], max_tokens: u32) -> Gran
         max_tokens,
         tbt: None,
         partial_prefill_tokens: 0,
-        is_migrated: false,
+        is_other_class: false,
     }
 }
 
@@ -730,7 +730,7 @@ fn what_another_class_computed_is_neither_taken_from_the_cache_nor_kept_in_it() 
     let plan = node.take_step();
     node.finish(&plan, 41);
     assert_eq!(node.core.load().blocks_cached, 2);
-    let ask = |n| GrantRequest { is_migrated: true, ..grant_request(n, &tokens(9), 9) };
+    let ask = |n| GrantRequest { is_other_class: true, ..grant_request(n, &tokens(9), 9) };
     let reply = node.ask(ask(1)).unwrap();
     assert_eq!((reply.held_blocks, reply.blocks.len()), (0, 3), "all of it has to come");
     node.hand_off(handoff(1, &tokens(9), 9, reply.grant, 3)).unwrap();

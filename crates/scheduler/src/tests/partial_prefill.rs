@@ -264,11 +264,11 @@ fn what_becomes_of_a_partial_prefill_whose_first_part_does_not_come() {
 fn a_partial_prefill_is_declined_if_it_makes_no_sense_and_a_handoff_has_to_fit() {
     let mut node = DecodeNode::new(decode::config(20));
     let prompt = tokens(22);
-    let ask = |node: &mut DecodeNode, n, partial_prefill_tokens, is_migrated| {
-        node.ask(GrantRequest { partial_prefill_tokens, is_migrated, ..grant_request(n, &prompt, 5) }).unwrap()
+    let ask = |node: &mut DecodeNode, n, partial_prefill_tokens, is_other_class| {
+        node.ask(GrantRequest { partial_prefill_tokens, is_other_class, ..grant_request(n, &prompt, 5) }).unwrap()
     };
-    for (n, (tail, is_migrated)) in (1..).zip([(9, false), (22, false), (30, false), (10, true)]) {
-        let reply = ask(&mut node, n, tail, is_migrated);
+    for (n, (tail, is_other_class)) in (1..).zip([(9, false), (22, false), (30, false), (10, true)]) {
+        let reply = ask(&mut node, n, tail, is_other_class);
         assert_eq!((reply.partial_prefill_tokens, reply.blocks.len()), (0, 6), "{tail}");
         node.after(MS, |core, now| core.on_abort(now, key(n)));
         node.fence();

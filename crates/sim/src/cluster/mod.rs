@@ -208,7 +208,7 @@ impl<'a> World<'a> {
         }
         assert_eq!(self.frontend.cluster.placed(), 0, "requests that ended are charged");
         for node in &self.nodes {
-            assert!(node.is_idle() && !node.migrates_anything(), "{} is not idle", node.info.node);
+            assert!(node.is_idle() && !node.transfers_anything(), "{} is not idle", node.info.node);
             assert_eq!(node.check(), Ok(()));
         }
     }

@@ -159,7 +159,7 @@ impl Node {
     }
 
     /// Whether anything is on its way from or to it, or may be written or read here.
-    pub(super) fn migrates_anything(&self) -> bool {
+    pub(super) fn transfers_anything(&self) -> bool {
         !(self.pushes.is_empty() && self.fetches.is_empty() && self.open.is_empty() && self.step.is_none())
     }
 
