@@ -7,6 +7,10 @@ import chart
 from test_examples import EVERYTHING
 
 
+# Switches that are refused alone: what is set with them.
+WITH = {"etcd.external.tls.enabled": chart.deep("etcd.external.tls.secret", "")}
+
+
 class EveryValue(unittest.TestCase):
     def test_every_switch_changes_what_is_rendered(self):
         """By itself: from all that is on, from the defaults, or from an example."""
@@ -21,7 +25,7 @@ class EveryValue(unittest.TestCase):
                 given = chart.at(base, path)
                 flipped = not (by_default if given is None else given)
                 try:
-                    return chart.text(chart.merged(base, chart.deep(path, flipped))) != before
+                    return chart.text(chart.merged(base, WITH.get(path, {}), chart.deep(path, flipped))) != before
                 except chart.Refused:
                     # That it does not fit the rest is another test's matter.
                     return False

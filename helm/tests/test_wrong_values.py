@@ -83,7 +83,7 @@ WRONG_BY_SCHEMA = [
     ("extraObjects", "kind: Secret"),
 ]
 
-# Values that do not fit each other: values, and the path that is named.
+# Values that do not fit each other: values, the path that is named, and the other one if that is named, too.
 WRONG_TOGETHER = [
     ({"engine": "cpu"}, "model.uri"),
     ({"engine": "cpu", "model": {"uri": "hf://org/repo"}}, "model.files"),
@@ -91,8 +91,10 @@ WRONG_TOGETHER = [
     ({"model": {"pvc": {"create": True, "claim": "x"}}}, "model.pvc.claim"),
     ({"etcd": {"mode": "none"}}, "etcd.mode"),
     ({"etcd": {"mode": "external"}}, "etcd.external.endpoints"),
-    ({"etcd": {"external": {"user": "root"}}}, "etcd.external.passwordSecret.name"),
-    ({"etcd": {"external": {"tls": {"enabled": True}}}}, "etcd.external.tls.secret"),
+    ({"etcd": {"external": {"user": "root"}}}, "etcd.external.passwordSecret.name", "etcd.external.user"),
+    ({"etcd": {"external": {"passwordSecret": {"name": "s"}}}}, "etcd.external.user", "etcd.external.passwordSecret.name"),
+    ({"etcd": {"external": {"tls": {"enabled": True}}}}, "etcd.external.tls.secret", "etcd.external.tls.enabled"),
+    ({"etcd": {"external": {"tls": {"secret": "s"}}}}, "etcd.external.tls.enabled", "etcd.external.tls.secret"),
     ({"etcd": {"bundled": {"replicas": 3, "persistence": {"enabled": False}}}}, "etcd.bundled.persistence.enabled"),
     ({"ingress": {"enabled": True}}, "ingress.hosts"),
     ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs"),
@@ -140,9 +142,12 @@ class WrongValues(unittest.TestCase):
                 self.assertIn(f"- {wanted[0] if wanted else path + ':'}", said)
 
     def test_values_that_do_not_fit_each_other_are_refused_by_path(self):
-        for (values, path), said in zip(WRONG_TOGETHER, refusals(values for values, _ in WRONG_TOGETHER), strict=True):
+        all_said = refusals(values for values, *_ in WRONG_TOGETHER)
+        for (_, path, *other), said in zip(WRONG_TOGETHER, all_said, strict=True):
             with self.subTest(path=path):
                 self.assertIn(f"{path}: ", said)
+                for name in other:
+                    self.assertIn(f", but {name} is", said)
                 self.assertNotIn("specifications of the schema", said)
 
     def test_the_number_of_etcds_members_cannot_change(self):

@@ -59,10 +59,9 @@ annotations:
 {{- range $name, $own := $block.groups | default (dict "default" dict) -}}
 {{- $own = $own | default dict -}}
 {{- $merged := mergeOverwrite (deepCopy $base) (deepCopy $own) -}}
-{{- /* A volume has one source, and a tag of the group's goes before a digest of the role's. */}}
+{{- /* A volume has one source. */}}
 {{- with dig "ssd" "volume" dict $own }}{{ $_ := set $merged.ssd "volume" . }}{{ end -}}
-{{- $image := $own.image | default dict -}}
-{{- if and (or $image.tag $image.repository) (not $image.digest) }}{{ $_ := set $merged.image "digest" "" }}{{ end -}}
+{{- $_ := set $merged "image" (include "baton.mergedImage" (dict "image" $base.image "own" $own.image) | fromJson) -}}
 {{- $_ := set $all $name $merged -}}
 {{- end -}}
 {{- toJson $all -}}
@@ -94,11 +93,17 @@ default
 {{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag }}{{ end }}
 {{- end -}}
 
+{{/* An image with what replaces parts of it; a new tag or repository does without the digest: (dict "image" .. "own" ..). */}}
+{{- define "baton.mergedImage" -}}
+{{- $own := .own | default dict -}}
+{{- $image := mergeOverwrite (deepCopy (.image | default dict)) (deepCopy $own) -}}
+{{- if and (or $own.tag $own.repository) (not $own.digest) }}{{ $_ := set $image "digest" "" }}{{ end -}}
+{{- toJson $image -}}
+{{- end -}}
+
 {{/* Image of a container of Baton's: (dict "root" $ "own" .image). */}}
 {{- define "baton.image" -}}
-{{- $own := .own | default dict -}}
-{{- $image := mergeOverwrite (deepCopy .root.Values.image) (deepCopy $own) -}}
-{{- if and (or $own.tag $own.repository) (not $own.digest) }}{{ $_ := set $image "digest" "" }}{{ end -}}
+{{- $image := include "baton.mergedImage" (dict "image" .root.Values.image "own" .own) | fromJson -}}
 {{- $_ := set $image "tag" ($image.tag | default .root.Chart.AppVersion) -}}
 image: {{ include "baton.imageName" $image | toYaml }}
 imagePullPolicy: {{ $image.pullPolicy }}

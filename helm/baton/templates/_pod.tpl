@@ -163,3 +163,13 @@ securityContext:
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
+
+{{/* Rights and resources of a container of `helm test`: .Values.tests. */}}
+{{- define "baton.testRights" -}}
+securityContext:
+  {{- toYaml .securityContext | nindent 2 }}
+{{- with .resources }}
+resources:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}

@@ -30,6 +30,12 @@
 {{- if and $v.etcd.external.user (not $v.etcd.external.passwordSecret.name) -}}
 {{- fail "etcd.external.passwordSecret.name: not set, but etcd.external.user is" -}}
 {{- end -}}
+{{- if and $v.etcd.external.passwordSecret.name (not $v.etcd.external.user) -}}
+{{- fail "etcd.external.user: not set, but etcd.external.passwordSecret.name is" -}}
+{{- end -}}
+{{- if and $v.etcd.external.tls.secret (not $v.etcd.external.tls.enabled) -}}
+{{- fail "etcd.external.tls.enabled: false, but etcd.external.tls.secret is set" -}}
+{{- end -}}
 {{- if and $v.etcd.external.tls.enabled (not $v.etcd.external.tls.secret) -}}
 {{- fail "etcd.external.tls.secret: not set, but etcd.external.tls.enabled is" -}}
 {{- end -}}
