@@ -8,7 +8,7 @@
 //!
 //! HELLO and the answer to it have the same form in every version, so that two versions can tell
 //! each other which one to speak. What a later version adds stands at their ends.
-//! `docs/transfer-engine.md` lists every frame.
+//! `docs/internals/transfer-engine.md` lists every frame.
 
 mod endpoint;
 mod frame;
