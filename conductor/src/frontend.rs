@@ -11,21 +11,21 @@ use tokio::sync::mpsc;
 
 use crate::budget::Budget;
 use crate::checks::Checks;
+use crate::decision_log::DecisionLog;
 use crate::error::GenerateError;
 use crate::grpc::explain;
 use crate::keyed::KeyedAnswers;
-use crate::leader::{Answer, Asked, Desk, Grounds};
+use crate::leader::{Answer, Desk, Grounds, PendingAnswer};
 use crate::live::{Entry, LiveRequests};
 use crate::metrics::Metrics;
 use crate::nodes::NodeSessions;
 use crate::other_answers::{Decodes, OtherAnswers};
 use crate::output::OutputText;
 use crate::prompt::{CheckedRequest, Limits, TextModel, timeout};
-use crate::records::Records;
 use crate::relay::Relay;
 use crate::run_time_settings::{Rules, RunTimeSettings};
-use crate::tally::SharedTally;
 use crate::transfers::Transfers;
+use crate::window_stats::SharedWindowStats;
 
 /// Responses on their way to a client's connection. What that does not take is kept by its relay,
 /// within bounds.
@@ -111,9 +111,9 @@ pub struct Frontend {
     /// Metric handles.
     pub metrics: Metrics,
     /// What operators are told of the last requests.
-    pub tally: SharedTally,
+    pub window_stats: SharedWindowStats,
     /// What was decided on the last requests.
-    pub records: Records,
+    pub decision_log: DecisionLog,
     /// Where time comes from.
     pub clock: Arc<dyn Clock>,
     /// Where request tasks live.
@@ -161,8 +161,8 @@ impl Frontend {
             nodes,
             transfers: Transfers::default(),
             metrics,
-            tally: SharedTally::new(clock.now()),
-            records: Records::default(),
+            window_stats: SharedWindowStats::new(clock.now()),
+            decision_log: DecisionLog::default(),
             clock,
             tasks,
             shutdown,
@@ -228,7 +228,7 @@ impl Frontend {
         tracing::info!(request = %id, error = told, "request refused");
         let outcome: Result<(), _> = Err(error.clone());
         self.metrics.on_admission(&outcome);
-        self.tally.lock().admission.on_admission(self.clock.now(), &outcome);
+        self.window_stats.lock().admission.on_admission(self.clock.now(), &outcome);
     }
 
     /// The same of a request that no other one has begun.
@@ -240,7 +240,7 @@ impl Frontend {
         let arrived = self.clock.now();
         let outcome = self.admit(id, request, arrived).await;
         self.metrics.on_admission(&outcome);
-        self.tally.lock().admission.on_admission(self.clock.now(), &outcome);
+        self.window_stats.lock().admission.on_admission(self.clock.now(), &outcome);
         let Admitted { mut relay, others, responses } = outcome?;
         self.tasks.spawn_request("relay", async move { relay.run().await });
         if let Some(others) = others {
@@ -314,7 +314,7 @@ impl Frontend {
         out: mpsc::Sender<Outgoing>,
     ) -> Relay {
         let client_id = Arc::clone(&entry.client_id);
-        let record = self.records.open(job.request, client_id, job.tokens.len() as u32, job.sampling.max_tokens);
+        let record = self.decision_log.open(job.request, client_id, job.tokens.len() as u32, job.sampling.max_tokens);
         let core = RequestCore::new(self.clock.now(), arrived, job, self.limits().request);
         Relay::new(Arc::clone(self), (sample, decodes), core, text, record, entry, out)
     }
@@ -391,12 +391,12 @@ impl Frontend {
         let key = RequestKey { request: id, attempt: Attempt(0) };
         let wanted = job.placement_request(key, 0, (&[], &[]), Duration::ZERO);
         let answer = match self.ask_why(&wanted) {
-            Asked::Answered(answer) => Some(answer),
-            Asked::Later(later) => later.await.ok(),
+            PendingAnswer::Ready(answer) => Some(answer),
+            PendingAnswer::Later(later) => later.await.ok(),
         };
         match answer {
             Some(Answer::Explained(Grounds::Own(why))) => Ok(explain::response(wanted.prompt_tokens, &why)),
-            Some(Answer::Explained(Grounds::Told(why))) => Ok(*why),
+            Some(Answer::Explained(Grounds::FromLeader(why))) => Ok(*why),
             _ => Err(no_leader()),
         }
     }

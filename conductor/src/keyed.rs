@@ -68,7 +68,7 @@ struct Answer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// It may be refused yet.
-    Asked,
+    Pending,
     Begun,
     Over,
 }
@@ -119,7 +119,7 @@ async fn digested(mut request: v1::GenerateRequest) -> Result<(v1::GenerateReque
 impl Answer {
     fn new(budget: &Budget) -> Self {
         let (messages, reserved) = (VecDeque::new(), budget.reserve());
-        Self { state: State::Asked, messages, dropped: 0, bytes: 0, reserved, readers: 0 }
+        Self { state: State::Pending, messages, dropped: 0, bytes: 0, reserved, readers: 0 }
     }
 
     /// Adds a message. `false`: it is not kept as a whole any more.
@@ -198,7 +198,7 @@ impl Frontend {
                 Claim::Another(first, mut answer) => {
                     let time = until.saturating_duration_since(self.clock.now());
                     let begun =
-                        within(&*self.clock, time, answer.wait_for(|answer| answer.state != State::Asked)).await;
+                        within(&*self.clock, time, answer.wait_for(|answer| answer.state != State::Pending)).await;
                     // It ends without an answer if the other one is refused, or its client leaves
                     // before it was placed.
                     if begun.ok_or_else(timed_out)?.is_ok() {

@@ -13,13 +13,13 @@
 pub mod config;
 pub mod metrics;
 
-mod accuracy;
 mod answer_form;
 mod body;
 mod budget;
 mod checks;
 mod coalesce;
 mod cors;
+mod decision_log;
 mod error;
 mod etcd;
 mod frontend;
@@ -34,17 +34,17 @@ mod nodes;
 mod other_answers;
 mod output;
 mod ports;
+mod prediction_errors;
 mod prompt;
-mod records;
 mod relay;
 mod replicate;
 mod run_time_settings;
 mod server;
-mod tally;
 #[cfg(test)]
 mod tests;
 mod transfers;
 mod unread;
+mod window_stats;
 
 pub use error::GenerateError;
 pub use server::run;

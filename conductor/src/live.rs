@@ -20,7 +20,7 @@ pub enum LiveEvent {
 
 /// What a request is told.
 #[derive(Debug)]
-pub struct Told {
+pub struct TimedEvent {
     /// When it came from the node, or was noticed.
     pub at: Instant,
     /// What.
@@ -30,7 +30,7 @@ pub struct Told {
 struct Live {
     /// Not bounded by a number: `max_tokens` and the attempts bound what nodes say of a request.
     /// Beyond that come at most two offers a second, from a node that has no room for it.
-    events: mpsc::UnboundedSender<Told>,
+    events: mpsc::UnboundedSender<TimedEvent>,
     /// In the order in which they came.
     number: u64,
     /// Nodes that its attempts are at.
@@ -63,7 +63,7 @@ pub struct Entry {
     /// The client's own id of it; empty if there is none.
     pub client_id: Arc<str>,
     /// What happens to the request.
-    pub events: mpsc::UnboundedReceiver<Told>,
+    pub events: mpsc::UnboundedReceiver<TimedEvent>,
     /// Cancelled by `Abort`.
     pub aborted: CancellationToken,
 }
@@ -110,7 +110,7 @@ impl LiveRequests {
     pub fn deliver(&self, from: &NodeId, key: RequestKey, at: Instant, event: RequestEvent) -> bool {
         let inner = self.lock();
         let Some(live) = inner.requests.get(&key.request) else { return false };
-        live.events.send(Told { at, event: LiveEvent::Node(from.clone(), key.attempt, event) }).is_ok()
+        live.events.send(TimedEvent { at, event: LiveEvent::Node(from.clone(), key.attempt, event) }).is_ok()
     }
 
     /// How many requests no node has.
@@ -133,7 +133,7 @@ impl LiveRequests {
         let inner = self.lock();
         for live in requests.iter().filter_map(|request| inner.requests.get(request)) {
             // A request that ended in this moment does not need to know.
-            let _ = live.events.send(Told { at, event: LiveEvent::NodeAway(node.clone(), generation, away) });
+            let _ = live.events.send(TimedEvent { at, event: LiveEvent::NodeAway(node.clone(), generation, away) });
         }
     }
 

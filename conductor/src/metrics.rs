@@ -6,9 +6,9 @@ use baton_runtime::{GAP_BUCKETS, LATENCY_BUCKETS, MetricDoc, MetricKind, count_f
 use baton_types::{ErrorKind, FetchReport, FinishReason, NodeRole, Timeline, Usage};
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
-use crate::accuracy::{Estimate, Pair};
 use crate::error::GenerateError;
 use crate::frontend::Frontend;
+use crate::prediction_errors::{Estimate, Pair};
 
 const SUCCESSES: &str = "baton_conductor_request_success_total";
 const FAILURES: &str = "baton_conductor_request_failures_total";

@@ -18,16 +18,16 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::accuracy::{Estimate, Pair};
+use crate::decision_log::{OpenRecord, RequestEnd};
 use crate::error::GenerateError;
 use crate::frontend::{Frontend, Outgoing};
-use crate::leader::{Answer, Asked, Decided};
-use crate::live::{Entry, LiveEvent, Told};
+use crate::leader::{Answer, Decided, PendingAnswer};
+use crate::live::{Entry, LiveEvent, TimedEvent};
 use crate::other_answers::Decodes;
 use crate::output::{OutputText, Part};
-use crate::records::{OpenRecord, RequestEnd};
-use crate::tally::Kept;
+use crate::prediction_errors::{Estimate, Pair};
 use crate::unread::{Lost, Unread};
+use crate::window_stats::Kept;
 
 type Outcome = Result<FinishReason, RequestError>;
 
@@ -187,7 +187,7 @@ impl Relay {
             // An event that is here goes first, and is what there nearly always is.
             biased;
             told = self.entry.events.recv() => match told {
-                Some(told) => self.on_told(told),
+                Some(told) => self.on_timed_event(told),
                 None => self.core.on_abort(self.now()),
             },
             error = &mut self.interrupted => self.cut_off(error),
@@ -209,7 +209,7 @@ impl Relay {
         }
     }
 
-    fn on_told(&mut self, told: Told) {
+    fn on_timed_event(&mut self, told: TimedEvent) {
         self.heard = Some(told.at);
         match told.event {
             // What another node says of it is none of its business.
@@ -310,11 +310,11 @@ impl Relay {
         None
     }
 
-    fn on_asked(&mut self, question: Question, asked: Asked) {
+    fn on_asked(&mut self, question: Question, asked: PendingAnswer) {
         match asked {
-            Asked::Answered(answer) => self.on_answer(question, answer),
+            PendingAnswer::Ready(answer) => self.on_answer(question, answer),
             // What was asked before is over: only one question is open at a time.
-            Asked::Later(later) => self.asked = Some((question, later)),
+            PendingAnswer::Later(later) => self.asked = Some((question, later)),
         }
     }
 
@@ -412,9 +412,9 @@ impl Relay {
     fn note(&self, note: RequestNote) {
         let (request, attempt, metrics) = (self.core.job().request, self.core.attempt().0, &self.frontend.metrics);
         match note {
-            RequestNote::Held => {
+            RequestNote::Queued => {
                 metrics.on_held();
-                self.frontend.tally.lock().admission.queued += 1;
+                self.frontend.window_stats.lock().admission.queued += 1;
             }
             RequestNote::Retried { attempt, why } => {
                 tracing::warn!(%request, attempt = attempt.0, reason = %why, "placing the request again");
@@ -488,7 +488,7 @@ impl Relay {
             Err(error) if error.is_aborted() => Kept::Unknown,
             Ok(_) | Err(_) => Kept::Missed,
         };
-        self.frontend.tally.lock().goodput.on_end(self.now(), kept);
+        self.frontend.window_stats.lock().goodput.on_end(self.now(), kept);
         if outcome.is_ok() {
             self.tell_decodes();
             self.learn(tbt);
@@ -529,7 +529,7 @@ impl Relay {
         let pairs = [
             (
                 Estimate::Ttft,
-                seconds(Some(ttft + placement.pace)),
+                seconds(Some(ttft + placement.first_token_delay)),
                 seconds(self.core.first_token().map(|(_, ttft)| ttft)),
             ),
             (Estimate::Tbt, seconds(placement.estimated_tbt.map(|Tbt(tbt)| tbt)), seconds(tbt.map(|Tbt(tbt)| tbt))),
@@ -540,7 +540,7 @@ impl Relay {
             let pair = predicted.zip(measured).and_then(|(predicted, measured)| Pair::new(predicted, measured));
             if let Some(pair) = pair {
                 self.frontend.metrics.on_estimate(estimate, pair);
-                self.frontend.tally.lock().accuracy.observe(estimate, pair);
+                self.frontend.window_stats.lock().prediction_errors.observe(estimate, pair);
             }
         }
     }

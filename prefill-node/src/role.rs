@@ -173,7 +173,7 @@ impl PrefillRole {
                 }
                 self.core.on_fetch_done(now, key, result);
                 if let Some(fetching) = fetching {
-                    fetching.gate.finish();
+                    fetching.barrier.finish();
                 }
             }
         }
@@ -222,9 +222,10 @@ impl PrefillRole {
     fn run_step(&mut self, plan: StepPlan) -> anyhow::Result<()> {
         self.step = Some((plan.id, plan.rows(), plan.attended_tokens()));
         let waiting = plan.sequences.iter().filter(|sequence| sequence.awaits_prefix);
-        let gates = waiting.filter_map(|sequence| Some((sequence.key, self.fetches.get(&sequence.key)?.gate.clone())));
-        let gates = gates.collect();
-        anyhow::ensure!(self.parts.engine.submit(plan, gates), "the engine's thread is gone");
+        let barriers =
+            waiting.filter_map(|sequence| Some((sequence.key, self.fetches.get(&sequence.key)?.barrier.clone())));
+        let barriers = barriers.collect();
+        anyhow::ensure!(self.parts.engine.submit(plan, barriers), "the engine's thread is gone");
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-use crate::gate::Gate;
+use crate::fence_guard::FenceGuard;
 use crate::{TransferError, TransportKind};
 
 /// Bytes to move from the local to the remote segment.
@@ -98,11 +98,11 @@ pub struct BatchReport {
 #[must_use = "dropping a batch cancels it"]
 pub struct Batch {
     result: oneshot::Receiver<Result<BatchReport, TransferError>>,
-    source: Arc<Gate>,
+    source: Arc<FenceGuard>,
 }
 
 impl Batch {
-    pub(crate) fn new(result: oneshot::Receiver<Result<BatchReport, TransferError>>, source: Arc<Gate>) -> Self {
+    pub(crate) fn new(result: oneshot::Receiver<Result<BatchReport, TransferError>>, source: Arc<FenceGuard>) -> Self {
         Self { result, source }
     }
 
@@ -146,7 +146,7 @@ impl Drop for Batch {
 
 /// Cancels a batch from elsewhere. Cheap to clone; outliving the batch does no harm.
 #[derive(Debug, Clone)]
-pub struct CancelHandle(Arc<Gate>);
+pub struct CancelHandle(Arc<FenceGuard>);
 
 impl CancelHandle {
     /// As [`Batch::cancel`].

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::batch::{Op, normalize, total};
-use crate::gate::Gate;
+use crate::fence_guard::FenceGuard;
 use crate::grant::{Access, GrantTable, Writer};
 use crate::metrics::Metrics;
 use crate::path::PathReport;
@@ -250,14 +250,14 @@ impl TransferEngine {
             local: region,
             local_segment: local,
             spans,
-            gate: Arc::new(Gate::default()),
+            fence: Arc::new(FenceGuard::default()),
         };
         Ok((job, slot))
     }
 
     fn start(&self, job: Job, held: (Slot, Option<Urgent>), deadline: Instant) -> Batch {
         let (sender, receiver) = oneshot::channel();
-        let batch = Batch::new(receiver, Arc::clone(&job.gate));
+        let batch = Batch::new(receiver, Arc::clone(&job.fence));
         let (host, transport, started) =
             (Arc::clone(&self.0.host), Arc::clone(&self.0.transport), baton_runtime::now());
         let (bytes, spans) = (total(&job.spans), job.spans.len());
@@ -309,16 +309,16 @@ async fn carry(
     job: Job,
     deadline: Instant,
 ) -> Result<TransportKind, TransferError> {
-    let gate = Arc::clone(&job.gate);
+    let fence = Arc::clone(&job.fence);
     let result = tokio::select! {
         biased;
         result = transport.carry(job) => result,
-        () = gate.closed() => Err(TransferError::Cancelled),
+        () = fence.closed() => Err(TransferError::Cancelled),
         () = host.closed.cancelled() => Err(TransferError::Closed),
         () = baton_runtime::sleep_until(deadline) => Err(TransferError::Deadline),
     };
-    gate.close();
-    gate.drained().await;
+    fence.close();
+    fence.drained().await;
     result
 }
 

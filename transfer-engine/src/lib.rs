@@ -35,7 +35,7 @@ mod batch;
 mod config;
 mod engine;
 mod error;
-mod gate;
+mod fence_guard;
 mod grant;
 mod metrics;
 mod path;

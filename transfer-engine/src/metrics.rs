@@ -178,19 +178,19 @@ impl Metrics {
 }
 
 /// Adds to a gauge, and takes it back when dropped.
-pub(crate) struct Held {
+pub(crate) struct GaugeGuard {
     gauge: Gauge,
     amount: f64,
 }
 
-impl Held {
+impl GaugeGuard {
     pub(crate) fn new(gauge: &Gauge, amount: f64) -> Self {
         gauge.increment(amount);
         Self { gauge: gauge.clone(), amount }
     }
 }
 
-impl Drop for Held {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.gauge.decrement(self.amount);
     }

@@ -50,9 +50,10 @@ async fn an_operator_drains_a_node_and_has_it_back() -> anyhow::Result<()> {
     };
     let (answers, drained) = tokio::join!(futures::future::join_all((0..4).map(|n| cluster.ask(ask(n)))), drained);
     let answers = answers.into_iter().collect::<anyhow::Result<Vec<Answer>>>()?;
-    let moves: u32 = answers.iter().filter_map(|answer| answer.finished.timeline.as_ref()).map(|time| time.moves).sum();
-    println!("drained after {:?}, {moves} sequences migrated", drained?);
-    assert!(moves > 0, "nothing was on it");
+    let migrations: u32 =
+        answers.iter().filter_map(|answer| answer.finished.timeline.as_ref()).map(|time| time.migrations).sum();
+    println!("drained after {:?}, {migrations} sequences migrated", drained?);
+    assert!(migrations > 0, "nothing was on it");
     for (answer, alone) in answers.iter().zip(&alone) {
         assert_eq!(&answer.token_ids, alone);
         assert_eq!(answer.finished.decode_node, "decode-1");

@@ -53,8 +53,8 @@ fn timeline(answer: &Answer) -> v1::Timeline {
     answer.finished.timeline.clone().unwrap_or_default()
 }
 
-fn moves(answers: &[Answer]) -> u32 {
-    answers.iter().map(|answer| timeline(answer).moves).sum()
+fn migrations(answers: &[Answer]) -> u32 {
+    answers.iter().map(|answer| timeline(answer).migrations).sum()
 }
 
 /// Sends all of them, and, once they run, does `beside`.
@@ -80,21 +80,21 @@ async fn what_a_decode_node_has_no_room_for_goes_on_where_there_is() -> anyhow::
     let (roomy, mut cluster) = small(&model).await?;
     let conductor = format!("http://{}", cluster.conductor.ready.grpc);
     let alone = alone(&cluster).await?;
-    assert_eq!(moves(&alone), 0);
+    assert_eq!(migrations(&alone), 0);
     let folder = cluster.folder().to_owned();
     let (together, second) =
         while_all_run(&cluster, async { roomy.start_node("decode", 1, &conductor, &folder).await }).await?;
     cluster.decode.push(second);
     assert_same(&together, &alone);
-    assert!(moves(&together) > 0, "no sequence migrated");
-    let migrated = together.iter().filter(|answer| timeline(answer).moves > 0);
+    assert!(migrations(&together) > 0, "no sequence migrated");
+    let migrated = together.iter().filter(|answer| timeline(answer).migrations > 0);
     for answer in migrated.clone() {
         assert_eq!(answer.finished.decode_node, "decode-1");
     }
     let fetched: u64 = migrated.filter_map(|answer| timeline(answer).migrated).map(|migrated| migrated.bytes).sum();
     let (_, page) = cluster.http("/metrics", None).await?;
     let done = page.lines().find(|line| line.starts_with("baton_conductor_migrations_total{outcome=\"done\"}"));
-    println!("{} migrations, {fetched} bytes fetched; {}", moves(&together), done.unwrap_or_default());
+    println!("{} migrations, {fetched} bytes fetched; {}", migrations(&together), done.unwrap_or_default());
     assert!(fetched > 0 && done.is_some());
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await
@@ -128,7 +128,7 @@ async fn a_decode_node_that_drains_migrates_its_sequences_and_exits() -> anyhow:
     cluster.decode = nodes;
     assert!(answer.text.starts_with('[') && answer.text.matches("\"green\"").count() > 1, "{}", answer.text);
     assert_eq!((answer.token_ids, answer.logprobs), (alone.token_ids, alone.logprobs));
-    assert_eq!(answer.finished.timeline.context("a timeline")?.moves, 1);
+    assert_eq!(answer.finished.timeline.context("a timeline")?.migrations, 1);
     assert_ne!(answer.finished.decode_node, drained);
     assert!(gone < began.elapsed(), "it waited for the end of the answer");
     cluster.wait_idle_without(&[&drained], 2 * SECOND).await?;
@@ -155,7 +155,7 @@ async fn a_node_that_dies_while_it_takes_sequences_changes_nothing() -> anyhow::
         metric(&http, granted).await
     })
     .await?;
-    println!("{leased} leases, {} migrations", moves(&together));
+    println!("{leased} leases, {} migrations", migrations(&together));
     assert!(leased > 0.0, "no node was asked to take a sequence");
     assert_same(&together, &alone);
     cluster.wait_idle_without(&["decode-1"], 2 * SECOND).await?;

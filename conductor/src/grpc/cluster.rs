@@ -9,10 +9,10 @@ use baton_scheduler::{ClusterNode, NodeState};
 use baton_types::{NodeInfo, RequestId};
 use tonic::{Request, Response, Status};
 
+use crate::decision_log::Found;
 use crate::error::GenerateError;
 use crate::frontend::{Frontend, MAX_CLIENT_ID_BYTES};
 use crate::nodes::NodeSessions;
-use crate::records::Found;
 
 /// Ids that are told if several begin alike, the latest ones.
 const TOLD_IDS: usize = 8;
@@ -96,10 +96,10 @@ impl v1::cluster_server::Cluster for ClusterService {
     async fn recall(&self, request: Request<v1::RecallRequest>) -> Result<Response<v1::RecallResponse>, Status> {
         let id = request.into_inner().request_id;
         let told: String = id.chars().take(MAX_CLIENT_ID_BYTES).collect();
-        let error = match self.0.records.find(&id) {
+        let error = match self.0.decision_log.find(&id) {
             Found::One(record) => return Ok(Response::new(super::explain::record(&record))),
             Found::None => {
-                let kept = self.0.records.len();
+                let kept = self.0.decision_log.len();
                 let problem = format!("no request '{told}' is among the last {kept} that this conductor keeps");
                 GenerateError::NotFound { field: "request_id", problem }
             }

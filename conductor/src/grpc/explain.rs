@@ -4,9 +4,9 @@ use baton_proto::v1;
 use baton_scheduler::{DecodeExplanation, Explanation, Placement, PrefillExplanation, PrefillPlan, Refusal, Verdict};
 use baton_types::{Tbt, Ttft};
 
+use crate::decision_log::{Decision, RequestEnd, RequestRecord};
 use crate::error::GenerateError;
 use crate::leader::Grounds;
-use crate::records::{Decision, RequestEnd, RequestRecord};
 
 pub fn response(prompt_tokens: u32, explanation: &Explanation) -> v1::ExplainResponse {
     v1::ExplainResponse {
@@ -30,7 +30,7 @@ fn decided(decision: &Result<Placement, Refusal>) -> v1::explain_response::Decis
                 decode: placement.decode.as_ref().map(|node| node.to_string()).unwrap_or_default(),
                 cached_tokens: placement.matched_tokens,
                 partial_prefill_tokens: placement.partial_prefill_tokens,
-                ttft_s: (ttft + placement.pace).as_secs_f64(),
+                ttft_s: (ttft + placement.first_token_delay).as_secs_f64(),
                 tbt_s: placement.estimated_tbt.map(|Tbt(tbt)| tbt.as_secs_f64()),
             })
         }
@@ -72,7 +72,7 @@ fn decision(prompt_tokens: u32, decision: &Decision) -> v1::RequestDecision {
 fn grounds(prompt_tokens: u32, decision: &Decision) -> v1::ExplainResponse {
     match &*decision.grounds {
         Grounds::Own(explanation) => response(prompt_tokens, explanation),
-        Grounds::Told(told) => v1::ExplainResponse { prompt_tokens, ..(**told).clone() },
+        Grounds::FromLeader(told) => v1::ExplainResponse { prompt_tokens, ..(**told).clone() },
         Grounds::NoLeader => {
             let decision = decided(&decision.placed);
             v1::ExplainResponse { prompt_tokens, decision: Some(decision), ..v1::ExplainResponse::default() }

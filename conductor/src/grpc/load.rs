@@ -6,9 +6,9 @@ use baton_proto::v1;
 use baton_scheduler::{Cluster, ClusterNode};
 use baton_types::NodeRole;
 
-use crate::accuracy::{Accuracy, Estimate};
 use crate::frontend::Frontend;
-use crate::tally::{AdmissionTally, Goodput, LastRefusal};
+use crate::prediction_errors::{Estimate, PredictionErrors};
+use crate::window_stats::{AdmissionStats, Goodput, LastRefusal};
 
 pub(super) fn response(frontend: &Frontend) -> v1::ClusterLoadResponse {
     let now = frontend.clock.now();
@@ -19,53 +19,54 @@ pub(super) fn response(frontend: &Frontend) -> v1::ClusterLoadResponse {
         let decode = of(NodeRole::Decode).map(|node| decode_load(&cluster, now, node)).collect();
         (prefill, decode, cluster.admission_policy(), cluster.requests_queued() as u32)
     };
-    let tally = frontend.tally.lock();
-    let admission = v1::AdmissionLoad { policy: policy.into(), queued_now, ..admission_load(now, &tally.admission) };
+    let window_stats = frontend.window_stats.lock();
+    let admission =
+        v1::AdmissionLoad { policy: policy.into(), queued_now, ..admission_load(now, &window_stats.admission) };
     v1::ClusterLoadResponse {
         prefill,
         decode,
         admission: Some(admission),
-        goodput: Some(goodput(now, &tally.goodput)),
-        estimates: Estimate::ALL.map(|estimate| estimate_accuracy(&tally.accuracy, estimate)).to_vec(),
+        goodput: Some(goodput(now, &window_stats.goodput)),
+        estimates: Estimate::ALL.map(|estimate| prediction_error(&window_stats.prediction_errors, estimate)).to_vec(),
     }
 }
 
 fn prefill_load(cluster: &Cluster, now: Instant, node: &ClusterNode) -> v1::PrefillNodeLoad {
-    let outlook = cluster.outlook(now, node);
+    let forecast = cluster.node_forecast(now, node);
     v1::PrefillNodeLoad {
         node: node.info().node.to_string(),
         state: node.state().as_str().into(),
-        pending: outlook.pending as u32,
-        queue_s: outlook.queue.as_secs_f64(),
-        tokens_per_second: outlook.rows_per_second,
+        pending: forecast.pending as u32,
+        queue_s: forecast.queue.as_secs_f64(),
+        tokens_per_second: forecast.rows_per_second,
     }
 }
 
 fn decode_load(cluster: &Cluster, now: Instant, node: &ClusterNode) -> v1::DecodeNodeLoad {
-    let (outlook, load) = (cluster.outlook(now, node), node.load());
+    let (forecast, load) = (cluster.node_forecast(now, node), node.load());
     v1::DecodeNodeLoad {
         node: node.info().node.to_string(),
         state: node.state().as_str().into(),
-        sequences: outlook.sequences as u32,
+        sequences: forecast.sequences as u32,
         running: load.running,
         blocks_used: load.blocks_used,
         blocks_total: load.blocks_total,
-        tbt_s: outlook.tbt.map(|tbt| tbt.as_secs_f64()),
-        step_s: outlook.step.map(|step| step.as_secs_f64()),
+        tbt_s: forecast.tbt.map(|tbt| tbt.as_secs_f64()),
+        step_s: forecast.step.map(|step| step.as_secs_f64()),
     }
 }
 
-fn admission_load(now: Instant, tally: &AdmissionTally) -> v1::AdmissionLoad {
+fn admission_load(now: Instant, window_stats: &AdmissionStats) -> v1::AdmissionLoad {
     let last_refusal = |refusal: &LastRefusal| v1::LastRefusal {
         age_s: now.saturating_duration_since(refusal.at).as_secs_f64(),
         message: refusal.message.clone(),
         retry_after_s: refusal.retry_after.map(|after| after.as_secs_f64()),
     };
     v1::AdmissionLoad {
-        accepted: tally.accepted,
-        refused: tally.refused,
-        queued: tally.queued,
-        last_refusal: tally.last_refusal.as_ref().map(last_refusal),
+        accepted: window_stats.accepted,
+        refused: window_stats.refused,
+        queued: window_stats.queued,
+        last_refusal: window_stats.last_refusal.as_ref().map(last_refusal),
         ..v1::AdmissionLoad::default()
     }
 }
@@ -75,9 +76,9 @@ fn goodput(now: Instant, goodput: &Goodput) -> v1::Goodput {
     v1::Goodput { window_s: window.as_secs_f64(), ended: count.ended, within: count.within, aborted: count.aborted }
 }
 
-fn estimate_accuracy(accuracy: &Accuracy, estimate: Estimate) -> v1::EstimateAccuracy {
-    let summary = accuracy.summary(estimate);
-    v1::EstimateAccuracy {
+fn prediction_error(prediction_errors: &PredictionErrors, estimate: Estimate) -> v1::PredictionError {
+    let summary = prediction_errors.summary(estimate);
+    v1::PredictionError {
         estimate: estimate.as_str().into(),
         count: summary.map_or(0, |summary| summary.count as u32),
         predicted_p50: summary.map(|summary| summary.predicted_p50),

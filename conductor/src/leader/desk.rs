@@ -39,7 +39,7 @@ pub type Answer = baton_scheduler::Answer<v1::ExplainResponse>;
 pub fn verdicts(grounds: &Grounds) -> (String, String) {
     match grounds {
         Grounds::Own(explanation) => (counted(explanation.prefill_verdicts()), counted(explanation.decode_verdicts())),
-        Grounds::Told(told) => {
+        Grounds::FromLeader(told) => {
             let rest = |rest: &[v1::VerdictCount]| {
                 rest.iter().map(|of| (of.verdict.clone(), of.nodes as usize)).collect::<Vec<_>>()
             };
@@ -65,9 +65,9 @@ fn counted(verdicts: impl IntoIterator<Item = (impl ToString, usize)>) -> String
 
 /// When the answer comes.
 #[derive(Debug)]
-pub enum Asked {
+pub enum PendingAnswer {
     /// Here it is.
-    Answered(Answer),
+    Ready(Answer),
     /// It will come.
     Later(oneshot::Receiver<Answer>),
 }
@@ -185,14 +185,14 @@ impl Inner {
         self.link.take_if(|(link, _)| self.core.link() != Some(*link));
     }
 
-    fn asked(&mut self, key: RequestKey, answered: Option<Answer>) -> Asked {
+    fn asked(&mut self, key: RequestKey, answered: Option<Answer>) -> PendingAnswer {
         answered.map_or_else(
             || {
                 let (answer, later) = oneshot::channel();
                 self.asked.insert(key, answer);
-                Asked::Later(later)
+                PendingAnswer::Later(later)
             },
-            Asked::Answered,
+            PendingAnswer::Ready,
         )
     }
 }
@@ -223,7 +223,7 @@ impl Frontend {
 /// What requests ask and say.
 impl Frontend {
     /// Asks for nodes, and charges them.
-    pub fn ask_for_nodes(&self, wanted: &PlacementRequest<'_>) -> Asked {
+    pub fn ask_for_nodes(&self, wanted: &PlacementRequest<'_>) -> PendingAnswer {
         self.at_desk(|desk, now, cluster| {
             let answered = desk.core.on_ask_for_nodes(now, wanted, cluster, &mut random_u64);
             desk.asked(wanted.key, answered)
@@ -231,7 +231,7 @@ impl Frontend {
     }
 
     /// Asks what would be decided now. Nothing is charged.
-    pub fn ask_why(&self, wanted: &PlacementRequest<'_>) -> Asked {
+    pub fn ask_why(&self, wanted: &PlacementRequest<'_>) -> PendingAnswer {
         self.at_desk(|desk, now, cluster| {
             let answered = desk.core.on_ask_why(now, wanted, cluster, &mut random_u64);
             desk.asked(wanted.key, answered)
@@ -239,7 +239,7 @@ impl Frontend {
     }
 
     /// Asks for another decode node that grants what this one refused.
-    pub fn ask_for_other(&self, key: RequestKey, from: &NodeId) -> Asked {
+    pub fn ask_for_other(&self, key: RequestKey, from: &NodeId) -> PendingAnswer {
         self.at_desk(|desk, now, cluster| {
             let answered = desk.core.on_ask_for_other(now, key, from, cluster, &mut random_u64);
             desk.asked(key, answered)
@@ -252,7 +252,7 @@ impl Frontend {
         (key, migrated): (RequestKey, RequestKey),
         tokens: u32,
         exclude: &[NodeId],
-    ) -> Asked {
+    ) -> PendingAnswer {
         let question = MigrationQuestion { key, migrated, tokens, exclude: exclude.to_vec() };
         self.at_desk(|desk, now, cluster| {
             let answered = desk.core.on_ask_for_migration(now, question, cluster, &mut random_u64);

@@ -14,7 +14,7 @@ use baton_runtime::Phase;
 use baton_runtime::settings::BadSetting;
 use tokio::sync::watch;
 
-pub use desk::{Answer, Asked, Decided, Desk, Grounds, verdicts};
+pub use desk::{Answer, Decided, Desk, Grounds, PendingAnswer, verdicts};
 #[cfg(test)]
 pub use link::LinkError;
 pub use link::follow;

@@ -117,7 +117,7 @@ fn told(question: &Question, answer: Answer) -> FromLeader<v1::ExplainResponse> 
     let key = question.key();
     let why = |grounds, prompt_tokens| match grounds {
         Grounds::Own(explanation) => Some(explain::response(prompt_tokens, &explanation)),
-        Grounds::Told(explanation) => Some(*explanation),
+        Grounds::FromLeader(explanation) => Some(*explanation),
         Grounds::NoLeader => None,
     };
     match answer {

@@ -41,7 +41,7 @@ pub async fn offered_sequence_goes_on_at_another_node() {
     let finished = answer.end().await.unwrap();
     assert_eq!((answer.tokens.as_str(), finished.decode_node), ("abcde", to));
     let timeline = finished.timeline.unwrap();
-    assert_eq!((timeline.moves, timeline.migrated.unwrap().bytes), (1, 8192));
+    assert_eq!((timeline.migrations, timeline.migrated.unwrap().bytes), (1, 8192));
     w.ends().await;
 }
 
@@ -61,7 +61,7 @@ pub async fn node_that_refuses_a_sequence_leaves_it_where_it_is() {
     w.report().await;
     assert!(!w.has_job().await);
     w.node(&first.decode()).last_token(first.key, 4, 'e');
-    assert_eq!(answer.end().await.unwrap().timeline.unwrap().moves, 0);
+    assert_eq!(answer.end().await.unwrap().timeline.unwrap().migrations, 0);
     w.ends().await;
 }
 

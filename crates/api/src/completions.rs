@@ -14,7 +14,7 @@ use crate::common::{Objectives, check_answers, generation_request};
 use crate::error::{BadRequest, FieldNames};
 use crate::field::or_default;
 
-use answer::{Asked, CompletionAnswer};
+use answer::{AnswerOptions, CompletionAnswer};
 
 /// What this API calls fields of the wire.
 const FIELDS: FieldNames = FieldNames::new(&[
@@ -167,8 +167,8 @@ impl CompletionRequest {
             "structured_outputs",
             self.structured_outputs.is_some(),
         );
-        let asked = Asked { n, best_of, is_scoring, logprobs: self.logprobs.is_some() };
-        let answer = CompletionAnswer::new(head, prompts, asked, context.decode);
+        let options = AnswerOptions { n, best_of, is_scoring, logprobs: self.logprobs.is_some() };
+        let answer = CompletionAnswer::new(head, prompts, options, context.decode);
         Ok(Call { requests, streams: stream.is_some(), fields, answer: Box::new(answer) })
     }
 

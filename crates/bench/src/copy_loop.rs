@@ -13,7 +13,7 @@ use crate::BenchError;
 use crate::layout::Layout;
 use crate::memory::Memory;
 use crate::plan::Plan;
-use crate::tally::Tally;
+use crate::stats::TransferStats;
 
 /// Longest wait for the initiator's connection.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -73,16 +73,16 @@ impl CopyInitiator {
     }
 
     /// Writes blocks for some time. The number of the first is returned too.
-    pub async fn run(&mut self, duration: Duration) -> Result<(Tally, u64), BenchError> {
+    pub async fn run(&mut self, duration: Duration) -> Result<(TransferStats, u64), BenchError> {
         let (mut stream, plan, memory, first) = (self.stream.try_clone()?, self.plan, self.memory.clone(), self.sent);
         let (done, result) = oneshot::channel();
         std::thread::spawn(move || {
             // The receiver is gone if the bench was interrupted.
             let _ = done.send(send_for(duration, &plan, &memory, first, &mut stream));
         });
-        let tally = result.await.map_err(|_| BenchError::control("initiator", "its thread panicked"))??;
-        self.sent += tally.batches;
-        Ok((tally, first))
+        let stats = result.await.map_err(|_| BenchError::control("initiator", "its thread panicked"))??;
+        self.sent += stats.batches;
+        Ok((stats, first))
     }
 }
 
@@ -92,16 +92,16 @@ fn send_for(
     memory: &Memory,
     first: u64,
     stream: &mut std::net::TcpStream,
-) -> Result<Tally, BenchError> {
-    let (layout, mut tally) = (Layout::new(plan), Tally::new()?);
+) -> Result<TransferStats, BenchError> {
+    let (layout, mut stats) = (Layout::new(plan), TransferStats::new()?);
     let began = baton_runtime::now();
     let mut now = began;
     while now - began < duration {
-        memory.send(layout.places(first + tally.batches).0, plan.block_bytes, stream)?;
+        memory.send(layout.places(first + stats.batches).0, plan.block_bytes, stream)?;
         let after = baton_runtime::now();
-        tally.add(plan.block_bytes, after - now);
+        stats.add(plan.block_bytes, after - now);
         now = after;
     }
-    tally.elapsed = now - began;
-    Ok(tally)
+    stats.elapsed = now - began;
+    Ok(stats)
 }

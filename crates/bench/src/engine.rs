@@ -18,7 +18,7 @@ use crate::BenchError;
 use crate::layout::Layout;
 use crate::memory::Memory;
 use crate::plan::{Op, Plan};
-use crate::tally::Tally;
+use crate::stats::TransferStats;
 
 /// Name of the writing engine; grants are for it alone.
 const INITIATOR: &str = "bench-initiator";
@@ -193,8 +193,8 @@ impl Unconnected {
 
 impl EngineInitiator {
     /// Keeps the planned number of batches under way for some time, and waits for the last.
-    pub async fn run(&mut self, duration: Duration) -> Result<(Tally, &'static str), BenchError> {
-        let mut tally = Tally::new()?;
+    pub async fn run(&mut self, duration: Duration) -> Result<(TransferStats, &'static str), BenchError> {
+        let mut stats = TransferStats::new()?;
         let mut carried = self.plan.carrier.as_str();
         let mut under_way = FuturesUnordered::new();
         let (began, mut next) = (baton_runtime::now(), 0);
@@ -206,12 +206,12 @@ impl EngineInitiator {
             }
             let Some(result) = under_way.next().await else { break };
             let report: BatchReport = result?;
-            tally.add(report.bytes, report.completed - report.started);
+            stats.add(report.bytes, report.completed - report.started);
             ended = ended.max(report.completed);
             carried = report.transport.as_str();
         }
-        tally.elapsed = ended - began;
-        Ok((tally, carried))
+        stats.elapsed = ended - began;
+        Ok((stats, carried))
     }
 
     fn start(&mut self, batch: u64) -> Batch {

@@ -14,7 +14,7 @@ use crate::memory::Memory;
 use crate::plan::{Carrier, Op, Plan};
 use crate::process::Target;
 use crate::report::{Measured, Report};
-use crate::tally::Tally;
+use crate::stats::TransferStats;
 use crate::{BenchError, memcpy, usage};
 
 /// Before the clock starts: connections open, both ends' caches and windows settle.
@@ -60,7 +60,7 @@ async fn measure(plan: &Plan, address: &str) -> Result<Report, BenchError> {
 
 /// Warm-up, measurement, comparison.
 async fn phases(plan: &Plan, control: &mut Control, memory: &Memory, side: &mut Side) -> Result<Report, BenchError> {
-    let warm = side.run(WARM_UP.min(plan.duration())).await?.tally.bytes;
+    let warm = side.run(WARM_UP.min(plan.duration())).await?.stats.bytes;
     let target_before = mark(plan, control, warm).await?;
     match plan.op {
         _ if !plan.verify => {}
@@ -68,16 +68,16 @@ async fn phases(plan: &Plan, control: &mut Control, memory: &Memory, side: &mut 
         Op::Read => memory.clear(),
     }
     let before = usage::cpu_seconds()?;
-    let Phase { tally, carried, first } = side.run(plan.duration()).await?;
+    let Phase { stats, carried, first } = side.run(plan.duration()).await?;
     let initiator_cpu_s = usage::cpu_seconds()? - before;
-    let target_cpu_s = mark(plan, control, warm + tally.bytes).await? - target_before;
-    let blocks = tally.batches * u64::from(plan.spans);
+    let target_cpu_s = mark(plan, control, warm + stats.bytes).await? - target_before;
+    let blocks = stats.batches * u64::from(plan.spans);
     match plan.op {
         _ if !plan.verify => {}
         Op::Write => done(control, &Request::Verify { first, blocks }).await?,
         Op::Read => memory.verify(plan, first, blocks)?,
     }
-    Ok(Report::new(plan, carried, &Measured { tally, initiator_cpu_s, target_cpu_s }))
+    Ok(Report::new(plan, carried, &Measured { stats, initiator_cpu_s, target_cpu_s }))
 }
 
 /// CPU seconds of the target once this many bytes have arrived. Reads arrive here, and have.
@@ -101,7 +101,7 @@ async fn done(control: &mut Control, request: &Request) -> Result<(), BenchError
 
 /// What one phase did.
 struct Phase {
-    tally: Tally,
+    stats: TransferStats,
     /// What carried the blocks.
     carried: &'static str,
     /// Number of the first block.
@@ -135,12 +135,12 @@ impl Side {
     async fn run(&mut self, duration: Duration) -> Result<Phase, BenchError> {
         match self {
             Self::Engine(initiator) => {
-                let (tally, carried) = initiator.run(duration).await?;
-                Ok(Phase { tally, carried, first: 0 })
+                let (stats, carried) = initiator.run(duration).await?;
+                Ok(Phase { stats, carried, first: 0 })
             }
             Self::CopyLoop(initiator) => {
-                let (tally, first) = initiator.run(duration).await?;
-                Ok(Phase { tally, carried: Carrier::CopyLoop.as_str(), first })
+                let (stats, first) = initiator.run(duration).await?;
+                Ok(Phase { stats, carried: Carrier::CopyLoop.as_str(), first })
             }
         }
     }

@@ -53,7 +53,7 @@ mod replay;
 mod report;
 pub mod score;
 mod serve;
-mod tally;
+mod stats;
 mod target;
 mod usage;
 

@@ -4,7 +4,7 @@ use crate::layout::Layout;
 use crate::memory::Memory;
 use crate::plan::Plan;
 use crate::report::{Measured, Report};
-use crate::tally::Tally;
+use crate::stats::TransferStats;
 use crate::{BenchError, usage};
 
 /// Runs it.
@@ -16,27 +16,33 @@ pub fn run(plan: &Plan) -> Result<Report, BenchError> {
         target.clear();
     }
     let before = usage::cpu_seconds()?;
-    let tally = copy(plan, &layout, &source, &target, plan.seconds)?;
+    let stats = copy(plan, &layout, &source, &target, plan.seconds)?;
     let cpu_seconds = usage::cpu_seconds()? - before;
     if plan.verify {
-        target.verify(plan, 0, tally.batches)?;
+        target.verify(plan, 0, stats.batches)?;
     }
-    Ok(Report::new(plan, plan.carrier.as_str(), &Measured { tally, initiator_cpu_s: cpu_seconds, target_cpu_s: 0.0 }))
+    Ok(Report::new(plan, plan.carrier.as_str(), &Measured { stats, initiator_cpu_s: cpu_seconds, target_cpu_s: 0.0 }))
 }
 
-fn copy(plan: &Plan, layout: &Layout, source: &Memory, target: &Memory, seconds: f64) -> Result<Tally, BenchError> {
-    let mut tally = Tally::new()?;
+fn copy(
+    plan: &Plan,
+    layout: &Layout,
+    source: &Memory,
+    target: &Memory,
+    seconds: f64,
+) -> Result<TransferStats, BenchError> {
+    let mut stats = TransferStats::new()?;
     let began = baton_runtime::now();
     let mut now = began;
     while (now - began).as_secs_f64() < seconds {
-        let (from, to) = layout.places(tally.batches);
+        let (from, to) = layout.places(stats.batches);
         source.copy_to(from, target, to, plan.block_bytes);
         let after = baton_runtime::now();
-        tally.add(plan.block_bytes, after - now);
+        stats.add(plan.block_bytes, after - now);
         now = after;
     }
-    tally.elapsed = now - began;
-    Ok(tally)
+    stats.elapsed = now - began;
+    Ok(stats)
 }
 
 #[cfg(test)]

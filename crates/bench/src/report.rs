@@ -5,13 +5,13 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use crate::plan::Plan;
-use crate::tally::Tally;
+use crate::stats::TransferStats;
 
 /// What was measured.
 #[derive(Debug)]
 pub struct Measured {
     /// Batches, bytes and latencies.
-    pub tally: Tally,
+    pub stats: TransferStats,
     /// CPU seconds of the initiator's process during the measurement.
     pub initiator_cpu_s: f64,
     /// CPU seconds of the target's process.
@@ -63,7 +63,7 @@ pub struct Report {
 
 impl Report {
     pub(crate) fn new(plan: &Plan, transport: &str, measured: &Measured) -> Self {
-        let tally = &measured.tally;
+        let stats = &measured.stats;
         let cpu_s = measured.initiator_cpu_s + measured.target_cpu_s;
         Self {
             transport: transport.to_owned(),
@@ -74,14 +74,14 @@ impl Report {
             lanes: plan.lanes,
             working_set: plan.working_set,
             seed: plan.seed,
-            seconds: tally.elapsed.as_secs_f64(),
-            batches: tally.batches,
-            bytes: tally.bytes,
-            gb_s: tally.gb_s(),
-            p50_us: tally.quantile_us(0.5),
-            p99_us: tally.quantile_us(0.99),
-            max_us: tally.quantile_us(1.0),
-            cpu_seconds_per_gb: cpu_s * 1e9 / tally.bytes.max(1) as f64,
+            seconds: stats.elapsed.as_secs_f64(),
+            batches: stats.batches,
+            bytes: stats.bytes,
+            gb_s: stats.gb_s(),
+            p50_us: stats.quantile_us(0.5),
+            p99_us: stats.quantile_us(0.99),
+            max_us: stats.quantile_us(1.0),
+            cpu_seconds_per_gb: cpu_s * 1e9 / stats.bytes.max(1) as f64,
             initiator_cpu_s: measured.initiator_cpu_s,
             target_cpu_s: measured.target_cpu_s,
             verified: plan.verify,
@@ -120,11 +120,11 @@ mod tests {
     use crate::plan::tests::plan;
 
     fn report() -> Report {
-        let mut tally = Tally::new().unwrap();
-        tally.add(500_000_000, Duration::from_millis(100));
-        tally.add(500_000_000, Duration::from_millis(300));
-        tally.elapsed = Duration::from_millis(400);
-        Report::new(&plan(Carrier::Tcp), "tcp", &Measured { tally, initiator_cpu_s: 0.25, target_cpu_s: 0.5 })
+        let mut stats = TransferStats::new().unwrap();
+        stats.add(500_000_000, Duration::from_millis(100));
+        stats.add(500_000_000, Duration::from_millis(300));
+        stats.elapsed = Duration::from_millis(400);
+        Report::new(&plan(Carrier::Tcp), "tcp", &Measured { stats, initiator_cpu_s: 0.25, target_cpu_s: 0.5 })
     }
 
     #[test]

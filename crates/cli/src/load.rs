@@ -69,7 +69,7 @@ fn decode_row(node: &v1::DecodeNodeLoad) -> Vec<String> {
     ]
 }
 
-fn estimate_row(estimate: &v1::EstimateAccuracy) -> Vec<String> {
+fn estimate_row(estimate: &v1::PredictionError) -> Vec<String> {
     let value = |value: Option<f64>| match (value, estimate.estimate.as_str()) {
         (None, _) => none(),
         (Some(tokens), "output") => format!("{tokens:.0} tokens"),
@@ -177,7 +177,7 @@ mod tests {
             queued_now: 0,
             last_refusal: Some(last),
         };
-        let measured = v1::EstimateAccuracy {
+        let measured = v1::PredictionError {
             estimate: "ttft".into(),
             count: 9,
             predicted_p50: Some(0.1),
@@ -186,7 +186,7 @@ mod tests {
             error_p90: Some(0.75),
             bias: Some(-0.5),
         };
-        let unknown = v1::EstimateAccuracy { estimate: "output".into(), ..v1::EstimateAccuracy::default() };
+        let unknown = v1::PredictionError { estimate: "output".into(), ..v1::PredictionError::default() };
         v1::ClusterLoadResponse {
             prefill: vec![prefill],
             decode: vec![decode],

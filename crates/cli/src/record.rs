@@ -141,7 +141,7 @@ fn end_json(end: &v1::RequestEnd) -> Value {
         "cached_tokens": usage.cached_tokens, "output_tokens": usage.completion_tokens,
         "predicted_output_tokens": end.predicted_output_tokens,
         "prefill_queue_s": timeline.prefill_queue_s, "prefill_compute_s": timeline.prefill_compute_s,
-        "decode_node": (!end.decode_node.is_empty()).then_some(&end.decode_node), "moves": timeline.moves,
+        "decode_node": (!end.decode_node.is_empty()).then_some(&end.decode_node), "moves": timeline.migrations,
         "decode_queue_s": timeline.decode_queue_s, "total_s": timeline.total_s,
         "kv_transfer": {
             "bytes": transfer.bytes, "seconds": transfer.seconds, "exposed_seconds": transfer.exposed_seconds,

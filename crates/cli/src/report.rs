@@ -120,7 +120,7 @@ impl Record {
                 seconds: fetch.seconds,
             }),
             migrated: timeline.migrated.map(|migrated| Migrated {
-                times: timeline.moves,
+                times: timeline.migrations,
                 bytes: migrated.bytes,
                 transport: named(migrated.transport),
                 seconds: migrated.seconds,

@@ -15,8 +15,8 @@ pub fn render(report: &Report, paint: Paint) -> String {
         ("TBT", gaps(report)),
         ("output", output(report)),
     ];
-    if let Some(moves) = moves(report) {
-        rows.insert(5, ("decode migrated", moves));
+    if let Some(migrations) = migrations(report) {
+        rows.insert(5, ("decode migrated", migrations));
     }
     let row = |(name, value)| format!("  {} {value}", paint.dim(&format!("{name:<14}")));
     let rows: Vec<_> = rows.into_iter().map(row).collect();
@@ -24,7 +24,7 @@ pub fn render(report: &Report, paint: Paint) -> String {
 }
 
 /// Where it went on at another decode node.
-fn moves(report: &Report) -> Option<String> {
+fn migrations(report: &Report) -> Option<String> {
     let migrated = report.migrated.as_ref()?;
     let times = if migrated.times == 1 { "once".to_owned() } else { format!("{} times", migrated.times) };
     let transport = migrated.transport.as_deref().unwrap_or("-");
@@ -140,7 +140,7 @@ mod tests {
             prefill_queue_s: 0.007,
             prefill_compute_s: 0.5,
             ttft_s: 0.6,
-            moves: 2,
+            migrations: 2,
             migrated: Some(v1::KvTransfer { bytes: 2048, seconds: 0.003, ..transfer.clone() }),
             kv_transfer: Some(transfer),
             ..Default::default()

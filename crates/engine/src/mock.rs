@@ -437,12 +437,12 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Heard {
+    struct Observed {
         layers: Vec<u32>,
         best: Vec<(usize, u32, usize)>,
     }
 
-    impl StepObserver for Heard {
+    impl StepObserver for Observed {
         fn kv_ready(&mut self, layer: u32) {
             self.layers.push(layer);
         }
@@ -470,10 +470,10 @@ mod tests {
     fn run(engine: &mut MockEngine, tokens: &[u32], start: u32, table: &[u32]) -> (usize, u32, usize) {
         let table: Vec<_> = table.iter().copied().map(BlockId).collect();
         let step = SequenceStep { tokens, start, block_table: &table, logits: LogitsWanted::Last };
-        let mut heard = Heard::default();
-        engine.step(&[step], &mut heard).unwrap();
-        assert_eq!(heard.layers, [0, 1, 2, 3]);
-        heard.best[0]
+        let mut observed = Observed::default();
+        engine.step(&[step], &mut observed).unwrap();
+        assert_eq!(observed.layers, [0, 1, 2, 3]);
+        observed.best[0]
     }
 
     #[test]
@@ -499,10 +499,10 @@ mod tests {
     fn layers_may_come_in_parts_and_parts_of_another_pass_are_refused() {
         let (tokens, table): (Vec<u32>, _) = ((0..40).collect(), [BlockId(0), BlockId(1), BlockId(2)]);
         let expected = run(&mut engine(), &tokens, 0, &[0, 1, 2]);
-        let (mut engine, mut heard, mut hidden) = (engine(), Heard::default(), Vec::new());
+        let (mut engine, mut observed, mut hidden) = (engine(), Observed::default(), Vec::new());
         let mut part = |layers, hidden: &mut _| {
             let sequence = SequenceStep { tokens: &tokens, start: 0, block_table: &table, logits: LogitsWanted::Last };
-            engine.step_layers(LayerSlice { sequence, layers, hidden }, &mut heard)
+            engine.step_layers(LayerSlice { sequence, layers, hidden }, &mut observed)
         };
         part(0..1, &mut hidden).unwrap();
         assert!(part(1..9, &mut hidden).is_err() && part(0..1, &mut hidden).is_err(), "9 of 4, and 0 again");
@@ -510,7 +510,7 @@ mod tests {
         assert!(part(2..4, &mut hidden).unwrap_err().to_string().contains("another pass"));
         part(3..4, &mut hidden).unwrap();
         assert!(hidden.is_empty());
-        assert_eq!((heard.layers, heard.best), (vec![0, 1, 2, 3], vec![expected]));
+        assert_eq!((observed.layers, observed.best), (vec![0, 1, 2, 3], vec![expected]));
     }
 
     #[test]
@@ -524,7 +524,7 @@ mod tests {
         // The first block is spoiled before a step looks at it.
         let table = [BlockId(0), BlockId(1), BlockId(2)];
         let step = SequenceStep { tokens: &tokens[..32], start: 0, block_table: &table, logits: LogitsWanted::None };
-        wrong.step(&[step], &mut Heard::default()).unwrap();
+        wrong.step(&[step], &mut Observed::default()).unwrap();
         spoil(&wrong, 3, &[0, 1, 2], 7);
         let got = [32..36, 36..40].map(|part| run(&mut wrong, &tokens[part.clone()], part.start as u32, &[0, 1, 2]).2);
         assert!(got[0] != expected[0] && got[1] != expected[1], "{got:?}");
@@ -541,7 +541,7 @@ mod tests {
         long.truncate(12);
         other.truncate(12);
         let step = |tokens| SequenceStep { tokens, start: 0, block_table: &[BlockId(4)], logits: LogitsWanted::None };
-        engine.step(&[step(&other)], &mut Heard::default()).unwrap();
+        engine.step(&[step(&other)], &mut Observed::default()).unwrap();
         spoil(&engine, 0, &[4], 8);
         let got = run(&mut engine, &[7], 12, &[4]);
         other.push(7);
@@ -577,7 +577,7 @@ mod tests {
         let mut engine = engine();
         let table = [BlockId(0)];
         let refused = |step: SequenceStep<'_>, engine: &mut MockEngine| {
-            engine.step(&[step], &mut Heard::default()).unwrap_err().to_string()
+            engine.step(&[step], &mut Observed::default()).unwrap_err().to_string()
         };
         let step = |tokens, start| SequenceStep { tokens, start, block_table: &table, logits: LogitsWanted::Last };
         assert!(refused(step(&[], 0), &mut engine).contains("no tokens"));

@@ -110,7 +110,7 @@ impl FormatError {
     }
 
     pub(crate) fn missing(file: &Path, what: &'static str, name: &str) -> Self {
-        Self::Missing { file: file.to_owned(), what, name: Quoted(name).to_string() }
+        Self::Missing { file: file.to_owned(), what, name: QuotedText(name).to_string() }
     }
 
     pub(crate) fn buffer(tensor: impl Display, what: &'static str, found: usize, expected: usize) -> Self {
@@ -123,9 +123,9 @@ const QUOTED_CHARS: usize = 80;
 
 /// Text from an untrusted file, shown in quotes, escaped and cut, so that it can neither flood nor
 /// forge a log line.
-pub(crate) struct Quoted<'a>(pub &'a str);
+pub(crate) struct QuotedText<'a>(pub &'a str);
 
-impl Display for Quoted<'_> {
+impl Display for QuotedText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_char('"')?;
         let mut chars = self.0.chars();
@@ -142,9 +142,9 @@ mod tests {
 
     #[test]
     fn quoted_text_is_escaped_and_cut() {
-        assert_eq!(Quoted("a\n\u{1b}[2J").to_string(), "\"a\\n\\u{1b}[2J\"");
-        assert_eq!(Quoted(&"é".repeat(80)).to_string().chars().count(), 82);
-        assert_eq!(Quoted(&"é".repeat(81)).to_string().chars().count(), 83);
+        assert_eq!(QuotedText("a\n\u{1b}[2J").to_string(), "\"a\\n\\u{1b}[2J\"");
+        assert_eq!(QuotedText(&"é".repeat(80)).to_string().chars().count(), 82);
+        assert_eq!(QuotedText(&"é".repeat(81)).to_string().chars().count(), 83);
     }
 
     #[test]

@@ -21,7 +21,7 @@ mod name;
 mod safetensors;
 mod tensor;
 
-pub use dequantize::{CODES, CodeBlock, CodeForm, codes, dequantize};
+pub use dequantize::{QUANTS, QuantBlock, QuantFormat, dequantize, quants};
 pub use dtype::Dtype;
 pub use error::FormatError;
 pub use gguf::{Array, FromValue, Gguf, Metadata, Value};

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::error::Quoted;
-use crate::{CodeBlock, Dtype, FormatError, codes, dequantize};
+use crate::error::QuotedText;
+use crate::{Dtype, FormatError, QuantBlock, dequantize, quants};
 
 /// A tensor in a mapped file. Views from this crate's readers have `data` that fits `shape` and
 /// `dtype`, and rows of whole blocks.
@@ -45,15 +45,15 @@ impl TensorView<'_> {
     /// [`FormatError::Buffer`] if the range lies outside the tensor or `out` has another length.
     pub fn dequantize_rows(&self, range: Range<usize>, out: &mut [f32]) -> Result<(), FormatError> {
         if range.start > range.end || range.end > self.rows() {
-            return Err(FormatError::buffer(Quoted(self.name), "end of the row range", range.end, self.rows()));
+            return Err(FormatError::buffer(QuotedText(self.name), "end of the row range", range.end, self.rows()));
         }
         let data = self.row_bytes(&range).ok_or_else(|| {
             let expected = self.dtype.bytes_of(self.elements()).unwrap_or(0);
-            FormatError::buffer(Quoted(self.name), "bytes of the tensor", self.data.len(), expected)
+            FormatError::buffer(QuotedText(self.name), "bytes of the tensor", self.data.len(), expected)
         })?;
         if out.len() != range.len() * self.row_elements() {
             let expected = range.len() * self.row_elements();
-            return Err(FormatError::buffer(Quoted(self.name), "elements of the output", out.len(), expected));
+            return Err(FormatError::buffer(QuotedText(self.name), "elements of the output", out.len(), expected));
         }
         dequantize(self.dtype, data, out)
     }
@@ -73,10 +73,10 @@ impl TensorView<'_> {
     ///
     /// [`FormatError::Buffer`] if the row lies outside the tensor, `out` has another length, or the
     /// type is not quantized.
-    pub fn row_codes(&self, row: usize, out: &mut [CodeBlock]) -> Result<(), FormatError> {
+    pub fn row_codes(&self, row: usize, out: &mut [QuantBlock]) -> Result<(), FormatError> {
         let data = if row < self.rows() { self.row_bytes(&(row..row + 1)) } else { None };
-        let data = data.ok_or_else(|| FormatError::buffer(Quoted(self.name), "row", row, self.rows()))?;
-        codes(self.dtype, data, out)
+        let data = data.ok_or_else(|| FormatError::buffer(QuotedText(self.name), "row", row, self.rows()))?;
+        quants(self.dtype, data, out)
     }
 
     fn row_bytes(&self, range: &Range<usize>) -> Option<&[u8]> {

@@ -75,7 +75,7 @@ const NUMBERS: [&str; 12] = [
 /// Longest piece that is copied or removed at once.
 const MAX_PIECE: usize = 256;
 /// Copies of a piece, one after the other: they show depth and quadratic time.
-const MOST_COPIES: usize = 4096;
+const MAX_REPEATS: usize = 4096;
 
 /// Makes inputs of seeds.
 #[derive(Debug)]
@@ -139,7 +139,7 @@ impl<'a> Mutator<'a> {
 
     fn repeat(&mut self, input: &mut Vec<u8>, piece: std::ops::Range<usize>) {
         let bytes = piece.len().max(1);
-        let most = (self.max_bytes.saturating_sub(input.len()) / bytes).min(MOST_COPIES);
+        let most = (self.max_bytes.saturating_sub(input.len()) / bytes).min(MAX_REPEATS);
         let copies = input[piece.clone()].repeat(self.random.below(most + 1));
         input.splice(piece.end..piece.end, copies);
     }

@@ -70,9 +70,9 @@
 //! - **A damaged record** is dropped and counted when it is read. So is one whose read fails, and
 //!   its slot is retired.
 
+mod circuit_breaker;
 mod error;
 mod files;
-mod gate;
 mod header;
 mod index;
 mod layout;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::gate::Gate;
+use crate::circuit_breaker::CircuitBreaker;
 use crate::index::SlotRecord;
 
 /// A slot to write to.
@@ -28,14 +28,14 @@ pub(crate) struct Slots {
     /// Of records that are gone, but still read.
     leaving: Vec<Arc<SlotRecord>>,
     /// Shut while the disk is full.
-    growth: Gate,
+    growth: CircuitBreaker,
 }
 
 impl Slots {
     /// Of slots below `used`, those in `unfilled`, in falling order, hold nothing.
     pub(crate) fn new(limit: u32, used: u32, unfilled: Vec<u32>) -> Self {
         let (free, leaving) = (Vec::new(), Vec::new());
-        Self { limit, used, free, unfilled, retired: 0, leaving, growth: Gate::default() }
+        Self { limit, used, free, unfilled, retired: 0, leaving, growth: CircuitBreaker::default() }
     }
 
     /// Slots that can have a record, as far as is known of the disk.

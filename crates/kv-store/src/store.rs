@@ -7,8 +7,8 @@ use std::sync::Arc;
 use baton_types::BlockHash;
 
 use crate::StoreError;
+use crate::circuit_breaker::CircuitBreaker;
 use crate::files::Files;
-use crate::gate::Gate;
 use crate::index::{Entry, Index, SlotRecord};
 use crate::layout::{Layout, PREAMBLE_BYTES, StoreOptions};
 use crate::read::{ReadOutcome, RecordRef};
@@ -67,7 +67,7 @@ pub struct KvStore {
     writing: HashMap<BlockHash, Writing>,
     next_sequence: u64,
     /// Shut while the store is degraded.
-    writes: Gate,
+    writes: CircuitBreaker,
     /// Writes that failed since the last one that did not.
     failures: u32,
     stats: StoreStats,
@@ -99,7 +99,7 @@ impl KvStore {
         let unfilled = (0..found.used).rev().filter(|slot| !filled.contains(slot)).collect();
         let slots = Slots::new(files.layout.slots, found.used, unfilled);
         let recovery = Recovery { records: index.len() as u32, dropped, reset: found.reset };
-        let (files, writing, writes) = (Arc::new(files), HashMap::new(), Gate::default());
+        let (files, writing, writes) = (Arc::new(files), HashMap::new(), CircuitBreaker::default());
         let stats = StoreStats::default();
         Self { files, index, slots, writing, next_sequence, writes, failures: 0, stats, recovery }
     }
@@ -377,7 +377,7 @@ mod tests {
     use std::io;
 
     use super::*;
-    use crate::gate::PROBE_EVERY;
+    use crate::circuit_breaker::PROBE_EVERY;
 
     const OPTIONS: StoreOptions =
         StoreOptions { fingerprint: [1; 16], parts: 2, part_bytes: 64, capacity_bytes: 4096 + 100 * (4096 + 128) };

@@ -85,7 +85,7 @@ impl Leases {
         pool: &mut BlockPool,
         id: GrantId,
         request: LeaseRequest,
-        (wanted, moves): (Option<usize>, bool),
+        (wanted, migrates): (Option<usize>, bool),
     ) -> LeaseEffect {
         let LeaseRequest { key, reader, reader_generation, block_hashes } = request;
         let refuse = |kind, message| LeaseEffect::Refuse { key, refused: Refused { kind, message } };
@@ -93,7 +93,7 @@ impl Leases {
             return refuse(ErrorKind::Overloaded, format!("{} leases are open, as many as may", self.open.len()));
         }
         let theirs = self.open.values().filter(|lease| lease.reader.0 == reader).count();
-        if theirs >= self.max.div_ceil(READERS) && !moves {
+        if theirs >= self.max.div_ceil(READERS) && !migrates {
             return refuse(ErrorKind::Overloaded, format!("{reader} has {theirs} leases, as many as one node may"));
         }
         let mut blocks = pool.match_prefix(&block_hashes);

@@ -36,13 +36,13 @@ mod tests;
 mod tier;
 
 pub use admission::{
-    AdmissionKind, AdmissionPolicy, Assessment, DecodeLoad, Early, Excess, Relief, TakeAll, UnknownAdmission,
+    AdmissionKind, AdmissionPolicy, AdmitAll, Assessment, DecodeLoad, Early, Excess, Relief, UnknownAdmission,
     ValueDensity,
 };
 pub use cluster::{
-    Cluster, ClusterConfig, ClusterNode, DecodeExplanation, Explanation, LeftOut, Migrate, NodeOutlook, NodeState,
-    Policies, PrefillExplanation, PrefixDemand, PromptAtDecode, PromptsAtDecode, Replication, ReplicationOrder,
-    Verdict,
+    Cluster, ClusterConfig, ClusterNode, DecodeExplanation, Explanation, LeftOut, MigrationChoice, NodeForecast,
+    NodeState, Policies, PrefillExplanation, PrefixDemand, PromptAtDecode, PromptsAtDecode, Replication,
+    ReplicationOrder, Verdict,
 };
 pub use config::{
     COLD_AFTER, DecodeConfig, InvalidConfig, KV_EVENTS_PER_MESSAGE, LAYER_DEADLINE, LEASE_DEADLINE,
@@ -54,7 +54,7 @@ pub use decode::{DecodeCore, DecodeEffect};
 pub use hot_prefixes::{HotPrefix, HotPrefixes};
 pub use leader::{
     Answer, Candidacy, Candidate, Decided, Desk, DeskEffect, Followers, Following, Grounds, LaterTerm, LeaderKey,
-    Leadership, LinkId, Look, Placed, StaleLeader, StaleTerm, Standing, StreamId, TermGate,
+    Leadership, LinkId, Look, Placed, StaleLeader, StaleTerm, Standing, StreamId, TermFence,
 };
 pub use lease::LeaseEffect;
 pub use ledger::NodeStart;

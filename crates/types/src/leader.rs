@@ -40,7 +40,7 @@ pub struct Placement {
     pub terms: QueueTerms,
     /// How long the frontend keeps the first token back, so that the second does not come late
     /// after it.
-    pub pace: Duration,
+    pub first_token_delay: Duration,
     /// Predicted time to first token, from the placement on.
     pub estimated_ttft: Ttft,
     /// Predicted time between tokens: a high quantile of the steps with all sequences placed there.

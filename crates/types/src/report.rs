@@ -96,7 +96,7 @@ pub struct Timeline {
     pub prefix_fetch: Option<KvTransfer>,
     /// How often the request migrated because its decode node had no room for it, or was on its way
     /// out.
-    pub moves: u32,
+    pub migrations: u32,
     /// What those nodes fetched, in all.
     pub migrated: KvTransfer,
 }

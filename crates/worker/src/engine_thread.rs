@@ -12,7 +12,7 @@ use baton_types::{Refused, RequestKey};
 use tokio::sync::mpsc;
 
 use crate::engine_watch::EngineProgress;
-use crate::layer_gate::LayerGate;
+use crate::layer_barrier::LayerBarrier;
 use crate::masks::Masks;
 
 /// Steps that may wait for the thread: the loops have one in flight.
@@ -52,12 +52,12 @@ pub enum EngineEvent {
 }
 
 /// A prefix that is still coming in, and whose it is.
-pub type AwaitedPrefix = (RequestKey, LayerGate);
+pub type AwaitedPrefix = (RequestKey, LayerBarrier);
 
 /// A step, and the prefixes that it waits for.
 struct Task {
     plan: StepPlan,
-    gates: Vec<AwaitedPrefix>,
+    barriers: Vec<AwaitedPrefix>,
 }
 
 /// Handle of the thread. Dropping it ends the thread after the step in hand.
@@ -80,8 +80,8 @@ impl EngineThread {
         let (steps, queue) = std_mpsc::sync_channel(QUEUED_STEPS);
         let masks = Masks::start(grammars)?;
         let progress = Arc::new(EngineProgress::default());
-        let told = Told { events, progress: Arc::clone(&progress), watch_layers };
-        let body = move || run(engine, masks, &queue, &told);
+        let reporter = StepReporter { events, progress: Arc::clone(&progress), watch_layers };
+        let body = move || run(engine, masks, &queue, &reporter);
         std::thread::Builder::new().name("engine".into()).spawn(body)?;
         Ok(Self { steps, progress })
     }
@@ -91,35 +91,35 @@ impl EngineThread {
         Arc::clone(&self.progress)
     }
 
-    /// Submits a step, with a gate for each prefix that is still coming in. `false`: the thread is
-    /// gone, which is the end of the node.
-    pub fn submit(&self, plan: StepPlan, gates: Vec<AwaitedPrefix>) -> bool {
-        self.steps.try_send(Task { plan, gates }).is_ok()
+    /// Submits a step, with a barrier for each prefix that is still coming in. `false`: the thread
+    /// is gone, which is the end of the node.
+    pub fn submit(&self, plan: StepPlan, barriers: Vec<AwaitedPrefix>) -> bool {
+        self.steps.try_send(Task { plan, barriers }).is_ok()
     }
 }
 
 /// Whom the thread tells.
-struct Told {
+struct StepReporter {
     events: mpsc::Sender<EngineEvent>,
     progress: Arc<EngineProgress>,
     watch_layers: bool,
 }
 
-fn run(mut engine: Box<dyn Engine>, mut masks: Masks, queue: &std_mpsc::Receiver<Task>, told: &Told) {
+fn run(mut engine: Box<dyn Engine>, mut masks: Masks, queue: &std_mpsc::Receiver<Task>, reporter: &StepReporter) {
     while let Ok(task) = queue.recv() {
-        told.progress.begin(&task.plan);
+        reporter.progress.begin(&task.plan);
         // Times of steps are the machine's: they say what compute takes, and are compared with the
         // transfer engine's, which keeps the machine's clock.
         let (began, step_id) = (baton_runtime::now(), task.plan.id);
         let mut times = StepTimes { layers_ended: began, waited: Duration::ZERO, slice: Duration::ZERO };
         let sequences = task.plan.sequences.iter().chain(task.plan.slice.as_ref().map(|slice| &slice.sequence));
         masks.begin(step_id, sequences);
-        let result = step(&mut *engine, &mut masks, task, told, &mut times);
+        let result = step(&mut *engine, &mut masks, task, reporter, &mut times);
         let StepTimes { layers_ended, waited, slice } = times;
         let elapsed = began.elapsed().saturating_sub(waited);
         let done = EngineEvent::StepDone { step: step_id, result, elapsed, slice, layers_ended };
-        told.progress.end();
-        if told.events.blocking_send(done).is_err() {
+        reporter.progress.end();
+        if reporter.events.blocking_send(done).is_err() {
             return;
         }
     }
@@ -128,22 +128,22 @@ fn run(mut engine: Box<dyn Engine>, mut masks: Masks, queue: &std_mpsc::Receiver
 fn step(
     engine: &mut dyn Engine,
     masks: &mut Masks,
-    Task { plan: StepPlan { id, sequences, slice }, gates }: Task,
-    told: &Told,
+    Task { plan: StepPlan { id, sequences, slice }, barriers }: Task,
+    reporter: &StepReporter,
     times: &mut StepTimes,
 ) -> Result<Vec<StepOutput>, Refused> {
     let outputs = match sequences.is_empty() {
         true => Ok(Vec::new()),
         false => {
-            let mut observer = Observer::new(id, &sequences, engine.arena().clone(), masks, told, times);
-            (observer.gates, observer.watch_layers) = (gates, told.watch_layers);
+            let mut observer = Observer::new(id, &sequences, engine.arena().clone(), masks, reporter, times);
+            (observer.barriers, observer.watch_layers) = (barriers, reporter.watch_layers);
             let batch: Vec<_> = sequences.iter().map(sequence_step).collect();
             let stepped = engine.step(&batch, &mut observer);
             observer.outputs(stepped)
         }
     };
     let with_slice = outputs.and_then(|mut outputs| {
-        let sliced = slice.map(|slice| step_slice(engine, masks, id, slice, told, times)).transpose()?;
+        let sliced = slice.map(|slice| step_slice(engine, masks, id, slice, reporter, times)).transpose()?;
         outputs.extend(sliced.into_iter().flatten());
         Ok(outputs)
     });
@@ -155,10 +155,11 @@ fn step_slice(
     masks: &mut Masks,
     id: StepId,
     StepSlice { sequence, layers, mut hidden }: StepSlice,
-    told: &Told,
+    reporter: &StepReporter,
     times: &mut StepTimes,
 ) -> Result<Vec<StepOutput>, EngineError> {
-    let mut observer = Observer::new(id, std::slice::from_ref(&sequence), engine.arena().clone(), masks, told, times);
+    let mut observer =
+        Observer::new(id, std::slice::from_ref(&sequence), engine.arena().clone(), masks, reporter, times);
     let slice = LayerSlice { sequence: sequence_step(&sequence), layers, hidden: &mut hidden };
     let began = baton_runtime::now();
     let stepped = engine.step_layers(slice, &mut observer);
@@ -199,13 +200,13 @@ struct Observer<'a> {
     step: StepId,
     sequences: &'a [StepSequence],
     /// Those that the step still waits for.
-    gates: Vec<AwaitedPrefix>,
+    barriers: Vec<AwaitedPrefix>,
     /// Those that it has given up.
     late: Vec<RequestKey>,
     arena: KvArena,
     masks: &'a mut Masks,
     watch_layers: bool,
-    told: &'a Told,
+    reporter: &'a StepReporter,
     times: &'a mut StepTimes,
     outputs: Vec<StepOutput>,
 }
@@ -217,12 +218,12 @@ impl<'a> Observer<'a> {
         sequences: &'a [StepSequence],
         arena: KvArena,
         masks: &'a mut Masks,
-        told: &'a Told,
+        reporter: &'a StepReporter,
         times: &'a mut StepTimes,
     ) -> Self {
         let outputs = sequences.iter().map(empty_output).collect();
-        let (gates, late) = (Vec::new(), Vec::new());
-        Self { step, sequences, gates, late, arena, masks, watch_layers: false, told, times, outputs }
+        let (barriers, late) = (Vec::new(), Vec::new());
+        Self { step, sequences, barriers, late, arena, masks, watch_layers: false, reporter, times, outputs }
     }
 
     fn outputs(self, stepped: Result<(), EngineError>) -> Result<Vec<StepOutput>, EngineError> {
@@ -251,40 +252,40 @@ impl<'a> Observer<'a> {
 
 impl StepObserver for Observer<'_> {
     fn kv_ready(&mut self, layer: u32) {
-        self.told.progress.mark();
+        self.reporter.progress.mark();
         for (block, from_token) in self.sequences.iter().filter_map(|sequence| sequence.zero_tail) {
             self.arena.zero_tail(layer, block, from_token);
         }
         if self.watch_layers {
             // The loop is gone only when the process ends; then the layer is not needed.
-            let _ = self.told.events.blocking_send(EngineEvent::KvReady { step: self.step, layer });
+            let _ = self.reporter.events.blocking_send(EngineEvent::KvReady { step: self.step, layer });
         }
     }
 
     fn await_prefix(&mut self, layer: u32) {
-        for (key, gate) in std::mem::take(&mut self.gates) {
+        for (key, barrier) in std::mem::take(&mut self.barriers) {
             let began = baton_runtime::now();
-            let here = gate.wait(layer, MAX_PREFIX_WAIT_PER_STEP.saturating_sub(self.times.waited));
+            let here = barrier.wait(layer, MAX_PREFIX_WAIT_PER_STEP.saturating_sub(self.times.waited));
             self.times.waited += began.elapsed();
-            self.told.progress.mark();
+            self.reporter.progress.mark();
             if here {
-                self.gates.push((key, gate));
+                self.barriers.push((key, barrier));
                 continue;
             }
             // The loop hears it before it hears of anything that is computed from here on; it is
             // gone only when the process ends.
-            let _ = self.told.events.blocking_send(EngineEvent::PrefixLate { step: self.step, key });
+            let _ = self.reporter.events.blocking_send(EngineEvent::PrefixLate { step: self.step, key });
             self.late.push(key);
         }
     }
 
     fn layers_done(&mut self) {
-        self.told.progress.mark();
+        self.reporter.progress.mark();
         self.times.layers_ended = baton_runtime::now();
     }
 
     fn logits(&mut self, sequence: usize, position: u32, logits: &[f32]) {
-        self.told.progress.mark();
+        self.reporter.progress.mark();
         // What is no KV may lead to what is no number; it is not wanted.
         let is_late = self.late.contains(&self.sequences[sequence].key);
         if self.outputs[sequence].failed.is_none() && !is_late {
@@ -299,7 +300,7 @@ mod tests {
     use baton_types::{Attempt, BlockId, RequestId, SamplingParams};
 
     use super::*;
-    use crate::layer_gate::layer_gate;
+    use crate::layer_barrier::layer_barrier;
 
     fn key(n: u128) -> RequestKey {
         RequestKey { request: RequestId(n), attempt: Attempt(0) }
@@ -327,26 +328,26 @@ mod tests {
         let (events, mut heard) = mpsc::channel::<EngineEvent>(100);
         let grammars = GrammarCompiler::new(&baton_text::Tokenizer::bytes()).unwrap();
         let thread = EngineThread::start(Box::new(engine), grammars, true, events).unwrap();
-        let mut gates = Vec::new();
+        let mut barriers = Vec::new();
         // Eight stall after their first layer, one is lost, one comes.
         let keepers: Vec<_> = (0..8)
             .map(|n| {
-                let (keeper, gate) = layer_gate();
+                let (keeper, barrier) = layer_barrier();
                 keeper.open(1);
-                gates.push((key(n), gate));
+                barriers.push((key(n), barrier));
                 keeper
             })
             .collect();
-        let (lost, gate) = layer_gate();
-        gates.push((key(8), gate));
+        let (lost, barrier) = layer_barrier();
+        barriers.push((key(8), barrier));
         drop(lost);
-        let (good, gate) = layer_gate();
+        let (good, barrier) = layer_barrier();
         good.end();
-        gate.finish();
-        gates.push((key(9), gate));
+        barrier.finish();
+        barriers.push((key(9), barrier));
         let sequences = (0..11).map(|n| sequence(n, n < 10)).collect();
         let began = Instant::now();
-        assert!(thread.submit(StepPlan { id: StepId(7), sequences, slice: None }, gates));
+        assert!(thread.submit(StepPlan { id: StepId(7), sequences, slice: None }, barriers));
 
         let (mut late, mut before_layer_1) = (Vec::new(), None);
         let (outputs, elapsed) = loop {

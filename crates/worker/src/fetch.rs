@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::input::Input;
-use crate::layer_gate::{LayerGateKeeper, layer_gate};
+use crate::layer_barrier::{LayerBarrierKeeper, layer_barrier};
 use crate::node::NodeParts;
 use crate::pacer::{Direction, LinkPacer, PacedCancel, paced};
 use crate::peers::{Peers, refused};
@@ -104,7 +104,7 @@ pub fn start_fetch<E: From<FetchEvent> + Send + 'static>(
     destinations: Vec<BlockId>,
     priority: Priority,
 ) -> Fetching {
-    let (keeper, gate) = layer_gate();
+    let (keeper, barrier) = layer_barrier();
     let cancel = CancellationToken::new();
     let layer_bytes = (parts.model.layout.block_bytes() * destinations.len()) as u64;
     let now = parts.clock.now();
@@ -127,7 +127,7 @@ pub fn start_fetch<E: From<FetchEvent> + Send + 'static>(
     };
     let cancelled = cancel.clone();
     parts.tasks.spawn_request("prefix fetch", async move { fetch.run(keeper, cancelled).await });
-    Fetching { gate, cancel }
+    Fetching { barrier, cancel }
 }
 
 fn failed(kind: ErrorKind, message: String) -> Refused {
@@ -135,7 +135,7 @@ fn failed(kind: ErrorKind, message: String) -> Refused {
 }
 
 impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
-    async fn run(self, keeper: LayerGateKeeper, cancel: CancellationToken) {
+    async fn run(self, keeper: LayerBarrierKeeper, cancel: CancellationToken) {
         let mut open = Open::default();
         // Whatever happens, the core hears the end, and the holder gets its lease back.
         let (result, panic) = match AssertUnwindSafe(self.bring(&keeper, &cancel, &mut open)).catch_unwind().await {
@@ -154,7 +154,7 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
 
     async fn bring(
         &self,
-        keeper: &LayerGateKeeper,
+        keeper: &LayerBarrierKeeper,
         cancel: &CancellationToken,
         open: &mut Open,
     ) -> Result<FetchedBytes, Refused> {
@@ -218,7 +218,7 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
     async fn read(
         &self,
         leased: &Leased,
-        keeper: &LayerGateKeeper,
+        keeper: &LayerBarrierKeeper,
         cancel: &CancellationToken,
         deadline: Instant,
         reads: &mut VecDeque<(Read, PacedCancel)>,

@@ -88,22 +88,22 @@ fn wanted(sequence: &StepSequence) -> Option<Wanted> {
 }
 
 /// An output on its way.
-struct Held {
+struct PendingOutput {
     matcher: Matcher,
     used: StepId,
 }
 
 fn run(compiler: &GrammarCompiler, queue: &mpsc::Receiver<StepMasks>, made: &mpsc::Sender<Made>) {
-    let mut held: HashMap<RequestKey, Held> = HashMap::new();
+    let mut pending: HashMap<RequestKey, PendingOutput> = HashMap::new();
     while let Ok((step, wanted)) = queue.recv() {
         for wanted in wanted {
             let (key, draws) = (wanted.key, wanted.draws);
-            let mask = mask(compiler, &mut held, step, wanted);
+            let mask = mask(compiler, &mut pending, step, wanted);
             if draws && made.send((step, key, mask)).is_err() {
                 return;
             }
         }
-        held.retain(|_, held| held.used.0 + KEPT_STEPS > step.0);
+        pending.retain(|_, pending| pending.used.0 + KEPT_STEPS > step.0);
     }
 }
 
@@ -111,12 +111,12 @@ fn run(compiler: &GrammarCompiler, queue: &mpsc::Receiver<StepMasks>, made: &mps
 /// is known: the core appends to them in place.
 fn mask(
     compiler: &GrammarCompiler,
-    held: &mut HashMap<RequestKey, Held>,
+    pending: &mut HashMap<RequestKey, PendingOutput>,
     step: StepId,
     Wanted { key, grammar, tokens, prompt_tokens, draws }: Wanted,
 ) -> Result<Mask, GrammarError> {
     let output = &tokens[prompt_tokens..];
-    let known = held.remove(&key).map(|held| held.matcher).filter(|matcher| matcher.taken() <= output.len());
+    let known = pending.remove(&key).map(|pending| pending.matcher).filter(|matcher| matcher.taken() <= output.len());
     let mut matcher = known.map_or_else(|| compiler.compile(&grammar), Ok)?;
     let mut mask = advance(&mut matcher, output, draws);
     if let Err(GrammarError::Stuck(_)) = mask {
@@ -124,7 +124,7 @@ fn mask(
         matcher = compiler.renew(&grammar, &matcher)?;
         mask = advance(&mut matcher, output, draws);
     }
-    held.insert(key, Held { matcher, used: step });
+    pending.insert(key, PendingOutput { matcher, used: step });
     // Of a prompt that goes on, no mask is asked for.
     mask.and_then(|mask| mask.ok_or_else(|| GrammarError::Stuck(String::new())))
 }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use baton_proto::v1;
 use baton_runtime::telemetry::set_log_filter;
-use baton_scheduler::{StaleTerm, TermGate};
+use baton_scheduler::{StaleTerm, TermFence};
 use baton_types::ConductorId;
 use prost::Message;
 use tokio::sync::mpsc;
@@ -68,7 +68,7 @@ impl Session {
 #[derive(Default)]
 struct Inner {
     next_epoch: u64,
-    gate: TermGate,
+    term_fence: TermFence,
     /// The latest version of settings that the conductors of these sessions know of.
     settings: Option<u64>,
     /// The filter of log lines that is in force; empty: as at the start.
@@ -111,8 +111,8 @@ impl Sessions {
             Session { epoch, ended: ended.clone(), events, queued: Arc::clone(&queued), broken: Arc::clone(&broken) };
         // A new channel has room.
         session.send(welcome);
-        if inner.gate.latest() > 0 {
-            session.send(v1::node_event::Event::LeaderTerm(inner.gate.latest()));
+        if inner.term_fence.latest() > 0 {
+            session.send(v1::node_event::Event::LeaderTerm(inner.term_fence.latest()));
         }
         if let Some(before) = inner.sessions.insert(conductor, session) {
             before.ended.cancel();
@@ -174,7 +174,7 @@ impl Sessions {
     /// Whether an order of that term is to be carried out. If a later leader has been heard of it
     /// is not, and the conductor is told its term; a later one is told to all.
     pub fn admit(&self, conductor: ConductorId, term: u64) -> Result<(), StaleTerm> {
-        let admitted = self.lock().gate.admit(term);
+        let admitted = self.lock().term_fence.admit(term);
         match &admitted {
             Ok(false) => {}
             Ok(true) => {

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Settings;
 use crate::input::Input;
-use crate::layer_gate::{LayerGate, LayerGateKeeper, layer_gate};
+use crate::layer_barrier::{LayerBarrier, LayerBarrierKeeper, layer_barrier};
 use crate::metrics::SsdMetrics;
 use crate::node::NodeParts;
 
@@ -41,7 +41,7 @@ pub enum TierEvent {
 /// A prefix under way, as its request sees it.
 pub struct Fetching {
     /// Where the engine waits for its layers.
-    pub gate: LayerGate,
+    pub barrier: LayerBarrier,
     /// Ends it early.
     pub cancel: CancellationToken,
 }
@@ -200,7 +200,7 @@ impl Ssd {
         hashes: &[BlockHash],
         destinations: Vec<BlockId>,
     ) -> Fetching {
-        let (keeper, gate) = layer_gate();
+        let (keeper, barrier) = layer_barrier();
         let cancel = CancellationToken::new();
         // As many as are still here, without a gap: each is kept from here on.
         let records: Vec<_> = hashes.iter().map_while(|hash| self.store.locate(*hash)).collect();
@@ -233,7 +233,7 @@ impl Ssd {
             load.tell(TierEvent::Done(key, result)).await;
             keeper.end();
         });
-        Fetching { gate, cancel }
+        Fetching { barrier, cancel }
     }
 
     /// A read failed: its record is none any more.
@@ -366,7 +366,7 @@ impl<E: From<TierEvent>> Load<E> {
     async fn run(
         &self,
         thread: LoadThread,
-        keeper: &LayerGateKeeper,
+        keeper: &LayerBarrierKeeper,
         cancel: &CancellationToken,
     ) -> Result<FetchedBytes, Refused> {
         self.tell(TierEvent::Begun(self.key, self.blocks)).await;
@@ -382,7 +382,7 @@ impl<E: From<TierEvent>> Load<E> {
     async fn layers(
         &self,
         heard: &mut mpsc::Receiver<Read>,
-        keeper: &LayerGateKeeper,
+        keeper: &LayerBarrierKeeper,
         cancel: &CancellationToken,
     ) -> Result<(), Refused> {
         for layer in 0..self.layout.num_layers {
@@ -440,7 +440,7 @@ mod tests {
         let (inputs, mut told) = mpsc::channel::<Input<TierEvent>>(10);
         let clock = ManualClock::default();
         let load = Load { key, layout, blocks: 2, clock: Arc::new(clock.clone()), inputs };
-        let (keeper, _gate) = layer_gate();
+        let (keeper, _gate) = layer_barrier();
         let (thread, mut heard) = mpsc::channel(3);
         thread.send(Read::Layer).await.unwrap();
         let never = CancellationToken::new();

@@ -131,9 +131,9 @@ struct Hold {
 
 /// Holds an engine's steps. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct EngineGate(Arc<(Mutex<Hold>, Condvar)>);
+pub struct EngineHold(Arc<(Mutex<Hold>, Condvar)>);
 
-impl EngineGate {
+impl EngineHold {
     /// After so many more steps the engine stands still at the beginning of the next one.
     pub fn hold_after(&self, steps: usize) {
         lock(&self.0.0).left = Some(steps);
@@ -175,7 +175,7 @@ impl EngineGate {
 
 struct HeldEngine {
     engine: MockEngine,
-    gate: EngineGate,
+    hold: EngineHold,
 }
 
 impl Engine for HeldEngine {
@@ -188,12 +188,12 @@ impl Engine for HeldEngine {
     }
 
     fn step(&mut self, batch: &[SequenceStep<'_>], observer: &mut dyn StepObserver) -> Result<(), EngineError> {
-        self.gate.pass();
+        self.hold.pass();
         self.engine.step(batch, observer)
     }
 
     fn step_layers(&mut self, slice: LayerSlice<'_>, observer: &mut dyn StepObserver) -> Result<(), EngineError> {
-        self.gate.pass();
+        self.hold.pass();
         self.engine.step_layers(slice, observer)
     }
 }
@@ -279,16 +279,16 @@ impl World {
         settings: Settings,
         build: impl FnOnce(&Settings, NodeParts<R::Event>) -> anyhow::Result<R>,
     ) -> TestNode {
-        let gate = EngineGate::default();
+        let hold = EngineHold::default();
         let engine = MockEngine::new(mock_options(&settings, role, None)).expect("an engine");
         let around = Around {
             clock: Arc::new(self.clock.clone()),
             telemetry: telemetry(),
-            engine: Some(Box::new(HeldEngine { engine, gate: gate.clone() })),
+            engine: Some(Box::new(HeldEngine { engine, hold: hold.clone() })),
             network: self.network.clone(),
         };
         let serving = start(role, settings, around, build).await.expect("a node");
-        TestNode { serving, gate }
+        TestNode { serving, hold }
     }
 }
 
@@ -296,7 +296,7 @@ impl World {
 pub struct TestNode {
     serving: Serving,
     /// Holds its engine.
-    pub gate: EngineGate,
+    pub hold: EngineHold,
 }
 
 impl TestNode {
@@ -404,7 +404,7 @@ impl TestNode {
     pub async fn dies(self) {
         self.serving.tasks.cancel();
         self.serving.transfer.shutdown();
-        self.gate.release();
+        self.hold.release();
         self.serving.shutdown.advance(Phase::Closing);
         // However it ended.
         let _ = self.serving.tasks.join(LIMIT).await;

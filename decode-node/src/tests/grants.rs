@@ -62,14 +62,14 @@ pub(super) async fn a_session_that_breaks_frees_its_sequences() {
     let world = World::default();
     let decode = start(&world, settings("d0")).await;
     let (one, mut other) = (decode.session(7).await, decode.session(8).await);
-    decode.gate.hold_after(0);
+    decode.hold.hold_after(0);
     one.submit(&job(1, &prompt(1, 40), 9)).await;
-    decode.gate.is_held().await;
+    decode.hold.is_held().await;
     other.submit(&job(2, &prompt(2, 40), 3)).await;
     decode.load_is("both", |load| load.running + load.waiting == 2).await;
     drop(one);
     decode.load_is("one that is left", |load| load.running + load.waiting == 1).await;
-    decode.gate.release();
+    decode.hold.release();
     other.prefill_to_end(key(2)).await;
     assert_eq!(other.tokens(key(2)).await.len(), 2);
     decode.ends().await;

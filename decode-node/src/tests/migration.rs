@@ -25,7 +25,7 @@ fn taking(from: &TestNode, tokens: &[TokenId], output_tokens: u32, there: u32) -
 async fn leaving(world: &World) -> (TestNode, Conductor, Vec<TokenId>) {
     let node = start(world, settings("d0")).await;
     let mut session = node.session(7).await;
-    node.gate.hold_after(1);
+    node.hold.hold_after(1);
     session.submit(&job(1, &prompt(1, 60), 30)).await;
     let mut tokens = prompt(1, 60);
     loop {
@@ -34,7 +34,7 @@ async fn leaving(world: &World) -> (TestNode, Conductor, Vec<TokenId>) {
             break;
         }
     }
-    node.gate.is_held().await;
+    node.hold.is_held().await;
     session.send(Command::Drain(v1::DrainCommand { draining: true })).await;
     let offer = session.find(|event| if let Event::Offer(offer) = event { Some(offer) } else { None }).await;
     assert_eq!(offer.output_tokens, 1);
@@ -68,7 +68,7 @@ pub(super) async fn sequence_migrates_to_another_node() {
     assert_eq!((report.tokens, report.transport.as_str(), report.failure), (48, "tcp", None));
     at_from.abort(key(1)).await;
     at_from.told().await;
-    from.gate.release();
+    from.hold.release();
     from.ends().await;
     assert_eq!(at_to.tokens(migrated(1)).await, unmoved().await, "the tokens are the same");
     to.ends().await;
@@ -90,7 +90,7 @@ pub(super) async fn migration_without_its_blocks_is_computed() {
     assert_eq!((report.tokens, report.failure.map(|refused| refused.kind)), (0, Some(ErrorKind::NotFound)));
     at_from.abort(key(1)).await;
     at_from.told().await;
-    from.gate.release();
+    from.hold.release();
     from.ends().await;
     assert_eq!(at_to.tokens(migrated(1)).await, unmoved().await, "the tokens are the same");
     to.ends().await;
@@ -114,7 +114,7 @@ pub(super) async fn migration_is_cancelled() {
     at_to.told().await;
     to.ends().await;
     // It stays where it is.
-    from.gate.release();
+    from.hold.release();
     assert_eq!(at_from.tokens(key(1)).await, unmoved().await);
     from.ends().await;
 }
@@ -130,14 +130,14 @@ pub(super) async fn migration_without_room_is_refused() {
     let full = Settings { cache_blocks: 6, ..settings("d1") };
     let to = start(&world, full).await;
     let mut at_to = to.session(7).await;
-    to.gate.hold_after(0);
+    to.hold.hold_after(0);
     at_to.submit(&job(2, &prompt(2, 60), 9)).await;
-    to.gate.is_held().await;
+    to.hold.is_held().await;
     at_to.submit(&taking(&from, &tokens, 1, 60)).await;
     let PrefillEvent::Failed(refused) = answer(&mut at_to).await else { panic!("taken") };
     assert_eq!(refused.kind, ErrorKind::Overloaded, "{refused}");
-    to.gate.release();
-    from.gate.release();
+    to.hold.release();
+    from.hold.release();
     assert_eq!(at_from.tokens(key(1)).await, unmoved().await);
     at_to.prefill_to_end(key(2)).await;
     to.ends().await;

@@ -37,10 +37,10 @@ pub(super) async fn a_sequence_is_aborted_at_each_stage() {
     let (prefill, decode) =
         (baton_prefill_node::start(&world, settings("p0")).await, start(&world, settings("d0")).await);
     let (mut at_prefill, mut at_decode) = (prefill.session(7).await, decode.session(7).await);
-    decode.gate.hold_after(0);
+    decode.hold.hold_after(0);
     at_prefill.submit(&job_for(1, &prompt(1, 40), 9, &decode)).await;
     at_prefill.prefill_to_end(key(1)).await;
-    decode.gate.is_held().await;
+    decode.hold.is_held().await;
     // Behind the step in flight.
     at_prefill.submit(&job_for(2, &prompt(2, 40), 9, &decode)).await;
     at_prefill.prefill_to_end(key(2)).await;
@@ -56,7 +56,7 @@ pub(super) async fn a_sequence_is_aborted_at_each_stage() {
     let grown: Vec<_> = aborted().iter().zip(before).map(|(after, before)| after - before).collect();
     // Counters are the process's, and another test of it may add to them.
     assert!(grown.iter().all(|aborts| *aborts >= 1), "{stages:?}: {grown:?}");
-    decode.gate.release();
+    decode.hold.release();
     prefill.ends().await;
     decode.ends().await;
 }
@@ -109,7 +109,7 @@ pub(super) async fn a_dead_engine_thread_ends_the_node() {
     let world = World::default();
     let decode = start(&world, settings("d0")).await;
     let mut session = decode.session(7).await;
-    decode.gate.panic();
+    decode.hold.panic();
     session.submit(&job(1, &prompt(1, 40), 4)).await;
     while session.event().await.is_ok_and(|event| event.is_some()) {}
     let reason = decode.fails().await;

@@ -18,7 +18,7 @@ pub(super) async fn a_dead_engine_thread_ends_the_node() {
     let world = World::default();
     let prefill = start(&world, settings("p0")).await;
     let mut session = prefill.session(7).await;
-    prefill.gate.panic();
+    prefill.hold.panic();
     session.submit(&job(1, &prompt(1, 40), 1)).await;
     // Conductors hear of a failure, not of a drain.
     let status = loop {
@@ -43,9 +43,9 @@ pub(super) async fn an_engine_that_stalls_is_not_ready_and_ends_the_node_if_it_s
     let patient = Settings { step_timeout_s: 3.0, ..settings("p0") };
     let prefill = start(&world, patient).await;
     let mut session = prefill.session(7).await;
-    prefill.gate.hold_after(0);
+    prefill.hold.hold_after(0);
     session.submit(&job(1, &prompt(1, 40), 1)).await;
-    prefill.gate.is_held().await;
+    prefill.hold.is_held().await;
     // The load that was reported first.
     let mut looks = 0;
     while !look(&world, &mut session).await {
@@ -53,21 +53,21 @@ pub(super) async fn an_engine_that_stalls_is_not_ready_and_ends_the_node_if_it_s
     }
     assert!(looks >= 9, "stalled after {looks} looks, and two seconds are ten");
     assert!(prefill.http("/ready").await.ends_with("stalled\n"));
-    prefill.gate.release();
+    prefill.hold.release();
     while !matches!(session.prefill(key(1)).await, PrefillEvent::FirstToken { .. }) {}
     while look(&world, &mut session).await {}
     assert!(prefill.http("/ready").await.ends_with("serving\n"));
 
-    prefill.gate.hold_after(0);
+    prefill.hold.hold_after(0);
     session.submit(&job(2, &prompt(2, 40), 1)).await;
-    prefill.gate.is_held().await;
+    prefill.hold.is_held().await;
     loop {
         tokio::select! {
             event = session.event() => if event.is_err() { break },
             () = world.clock.pass(REPORT_INTERVAL) => {}
         }
     }
-    prefill.gate.release();
+    prefill.hold.release();
     let reason = prefill.fails().await;
     assert!(reason.contains("step_timeout_s"), "{reason}");
 }

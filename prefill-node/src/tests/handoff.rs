@@ -87,7 +87,7 @@ pub(super) async fn a_refused_grant_is_asked_again_after_its_delay() {
     let (prefill, decode) = (start(&world, settings("p0")).await, baton_decode_node::start(&world, small).await);
     let (mut at_prefill, mut at_decode) = (prefill.session(7).await, decode.session(7).await);
     // The first one takes the decode node's room for as long as its engine stands still.
-    decode.gate.hold_after(0);
+    decode.hold.hold_after(0);
     at_prefill.submit(&job_for(1, &prompt(1, 64), 40, &decode)).await;
     assert_eq!(names(&at_prefill.prefill_to_end(key(1)).await), ["started", "first token", "handed off"]);
     at_prefill.submit(&job_for(2, &prompt(2, 64), 3, &decode)).await;
@@ -103,7 +103,7 @@ pub(super) async fn a_refused_grant_is_asked_again_after_its_delay() {
     at_prefill.send(Command::Reselect((&reselect).into())).await;
     // The delay is waited for, on the nodes' clock.
     world.clock.pass(Duration::from_millis(100)).await;
-    decode.gate.release();
+    decode.hold.release();
     assert_eq!(names(&at_prefill.prefill_to_end(key(2)).await).last(), Some(&"handed off"));
     assert_eq!(at_decode.tokens(key(2)).await.len(), 2);
     prefill.ends().await;
@@ -150,13 +150,13 @@ pub(super) async fn a_decode_node_dies_between_grant_and_handoff() {
     let mut at_prefill = prefill.session(7).await;
     let received = || counted("baton_decode_received_bytes_total");
     let before = received();
-    prefill.gate.hold_after(1);
+    prefill.hold.hold_after(1);
     at_prefill.submit(&job_for(1, &prompt(1, 48), 4, &decode)).await;
-    prefill.gate.is_held().await;
+    prefill.hold.is_held().await;
     // The first chunk has been pushed, so there is a grant; the last one is to come.
     until("a push", async || (received() > before).then_some(())).await;
     decode.dies().await;
-    prefill.gate.release();
+    prefill.hold.release();
     let events = at_prefill.prefill_to_end(key(1)).await;
     assert_eq!(names(&events).last(), Some(&"decode failed"), "{events:?}");
     assert_eq!(at_prefill.told().await.into_iter().filter_map(prefill_event).count(), 0);
@@ -176,11 +176,11 @@ pub(super) async fn a_job_is_aborted_at_each_stage() {
     let chunks = Settings { chunk_tokens: 16, ..settings("p0") };
     let (prefill, decode) = (start(&world, chunks).await, baton_decode_node::start(&world, settings("d0")).await);
     let (mut at_prefill, _at_decode) = (prefill.session(7).await, decode.session(7).await);
-    prefill.gate.hold_after(0);
+    prefill.hold.hold_after(0);
     // It needs no decode node.
     at_prefill.submit(&job(1, &prompt(1, 40), 1)).await;
     at_prefill.submit(&job_for(2, &prompt(2, 40), 4, &decode)).await;
-    prefill.gate.is_held().await;
+    prefill.hold.is_held().await;
     prefill.load_is("one that waits", |load| load.waiting == 1).await;
     at_prefill.abort(key(2)).await;
     at_prefill.abort(key(1)).await;
@@ -189,21 +189,21 @@ pub(super) async fn a_job_is_aborted_at_each_stage() {
     // A grant is given back, whether or not its answer has come.
     at_prefill.submit(&job_for(3, &prompt(3, 40), 4, &decode)).await;
     // The step that is held, and the first one of this request.
-    prefill.gate.hold_after(2);
+    prefill.hold.hold_after(2);
     decode.load_is("a grant", |load| load.waiting == 1).await;
     at_prefill.abort(key(3)).await;
     decode.load_is("a grant that is given back", |load| load.waiting == 0).await;
-    prefill.gate.release();
+    prefill.hold.release();
     prefill.load_is("no step", |load| load.blocks_used == 0).await;
     // Its first chunk never arrives, and the second one stands still.
     world.lose_batches();
-    prefill.gate.hold_after(1);
+    prefill.hold.hold_after(1);
     at_prefill.submit(&job_for(4, &prompt(4, 40), 4, &decode)).await;
-    prefill.gate.is_held().await;
+    prefill.hold.is_held().await;
     world.lost(1).await;
     at_prefill.abort(key(4)).await;
     at_prefill.told().await;
-    prefill.gate.release();
+    prefill.hold.release();
     world.lose_batches();
     at_prefill.submit(&job_for(5, &prompt(5, 40), 4, &decode)).await;
     while !matches!(at_prefill.prefill(key(5)).await, PrefillEvent::FirstToken { .. }) {}

@@ -16,20 +16,20 @@ pub(super) async fn a_session_that_breaks_takes_its_requests_along() {
         (start(&world, settings("p0")).await, baton_decode_node::start(&world, settings("d0")).await);
     let (mut at_prefill, mut at_decode) = (prefill.session(7).await, decode.session(7).await);
     let mut other = prefill.session(8).await;
-    decode.gate.hold_after(0);
+    decode.hold.hold_after(0);
     at_prefill.submit(&job_for(1, &prompt(1, 40), 9, &decode)).await;
     at_prefill.prefill_to_end(key(1)).await;
-    prefill.gate.hold_after(0);
+    prefill.hold.hold_after(0);
     at_prefill.submit(&job_for(2, &prompt(2, 40), 9, &decode)).await;
-    prefill.gate.is_held().await;
+    prefill.hold.is_held().await;
     other.submit(&job(3, &prompt(3, 40), 1)).await;
     prefill.load_is("both", |load| load.running + load.waiting == 2).await;
     at_decode.told().await;
     drop((at_prefill, at_decode));
     prefill.load_is("one that is left", |load| load.running + load.waiting == 1).await;
     decode.load_is("none that is left", |load| load.running + load.waiting == 0).await;
-    prefill.gate.release();
-    decode.gate.release();
+    prefill.hold.release();
+    decode.hold.release();
     // The other conductor's request is not touched.
     assert_eq!(names(&other.prefill_to_end(key(3)).await).last(), Some(&"first token"));
     prefill.ends().await;
@@ -50,15 +50,15 @@ pub(super) async fn a_drain_ends_after_the_work() {
 
     let prefill = start(&world, settings("p1")).await;
     let mut session = prefill.session(7).await;
-    prefill.gate.hold_after(0);
+    prefill.hold.hold_after(0);
     session.submit(&job(1, &prompt(1, 40), 1)).await;
-    prefill.gate.is_held().await;
+    prefill.hold.is_held().await;
     prefill.drain();
     session.find(|event| matches!(event, Event::Load(load) if load.draining).then_some(())).await;
     assert!(prefill.http("/ready").await.contains("503"), "it takes no requests");
     session.submit(&job(2, &prompt(2, 40), 1)).await;
     assert_eq!(names(&session.prefill_to_end(key(2)).await), ["failed"], "nothing new");
-    prefill.gate.release();
+    prefill.hold.release();
     assert_eq!(names(&session.prefill_to_end(key(1)).await).last(), Some(&"first token"));
     while session.event().await.expect("a session that ends well").is_some() {}
     prefill.ended().await;

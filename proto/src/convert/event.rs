@@ -56,8 +56,8 @@ impl From<&d::Timeline> for w::Timeline {
             decode_queue_s: t.decode_queue.as_secs_f64(),
             total_s: t.total.as_secs_f64(),
             prefix_fetch: t.prefix_fetch.as_ref().map(Into::into),
-            moves: t.moves,
-            migrated: (t.moves > 0).then(|| (&t.migrated).into()),
+            migrations: t.migrations,
+            migrated: (t.migrations > 0).then(|| (&t.migrated).into()),
         }
     }
 }

@@ -10,7 +10,7 @@ use super::{required, seconds};
 use crate::v1 as w;
 use crate::v1::booked::Entry;
 use crate::v1::follower_message::Message;
-use crate::v1::leader_message::Message as Told;
+use crate::v1::leader_message::Message as LeaderReply;
 use crate::v1::place_answer::Answer;
 use crate::{PROTOCOL_VERSION, check_protocol_version};
 
@@ -65,18 +65,19 @@ impl TryFrom<w::FollowerMessage> for d::ToLeader {
 impl From<d::FromLeader<w::ExplainResponse>> for w::LeaderMessage {
     fn from(message: d::FromLeader<w::ExplainResponse>) -> Self {
         let message = match message {
-            d::FromLeader::Greeted { term } => Told::Greeted(w::Greeted { term }),
-            d::FromLeader::Placed { key, placed, why } => Told::Placed(w::PlaceAnswer {
+            d::FromLeader::Greeted { term } => LeaderReply::Greeted(w::Greeted { term }),
+            d::FromLeader::Placed { key, placed, why } => LeaderReply::Placed(w::PlaceAnswer {
                 key: Some(key.into()),
                 answer: Some(answer_to_wire(&placed)),
                 explanation: why,
             }),
-            d::FromLeader::Reselected(key, to) => {
-                Told::Reselected(w::ReselectAnswer { key: Some(key.into()), decode: to.as_ref().map(Into::into) })
-            }
-            d::FromLeader::Migrated(migrated, to) => Told::Migrated(migration_to_wire(migrated, to.as_ref())),
+            d::FromLeader::Reselected(key, to) => LeaderReply::Reselected(w::ReselectAnswer {
+                key: Some(key.into()),
+                decode: to.as_ref().map(Into::into),
+            }),
+            d::FromLeader::Migrated(migrated, to) => LeaderReply::Migrated(migration_to_wire(migrated, to.as_ref())),
             d::FromLeader::Explained(key, explanation) => {
-                Told::Explained(w::ExplainAnswer { key: Some(key.into()), explanation })
+                LeaderReply::Explained(w::ExplainAnswer { key: Some(key.into()), explanation })
             }
         };
         Self { message: Some(message) }
@@ -88,16 +89,18 @@ impl TryFrom<w::LeaderMessage> for d::FromLeader<w::ExplainResponse> {
 
     fn try_from(message: w::LeaderMessage) -> Result<Self, Self::Error> {
         Ok(match required("message", message.message)? {
-            Told::Greeted(greeted) => Self::Greeted { term: greeted.term },
-            Told::Placed(of) => {
+            LeaderReply::Greeted(greeted) => Self::Greeted { term: greeted.term },
+            LeaderReply::Placed(of) => {
                 Self::Placed { key: key(of.key)?, placed: Box::new(answer(of.answer)?), why: of.explanation }
             }
-            Told::Reselected(to) => Self::Reselected(key(to.key)?, to.decode.map(TryInto::try_into).transpose()?),
-            Told::Migrated(answer) => {
+            LeaderReply::Reselected(to) => {
+                Self::Reselected(key(to.key)?, to.decode.map(TryInto::try_into).transpose()?)
+            }
+            LeaderReply::Migrated(answer) => {
                 let (key, to) = migrated(answer)?;
                 Self::Migrated(key, to)
             }
-            Told::Explained(told) => Self::Explained(key(told.key)?, told.explanation),
+            LeaderReply::Explained(told) => Self::Explained(key(told.key)?, told.explanation),
         })
     }
 }
@@ -240,7 +243,7 @@ fn assignment_to_wire(to: &Assignment) -> w::PlacedAttempt {
         decode: placement.decode.as_ref().map(ToString::to_string).unwrap_or_default(),
         queue: Some((&placement.terms).into()),
         priority: placement.terms.priority,
-        pace_s: placement.pace.as_secs_f64(),
+        first_token_delay_s: placement.first_token_delay.as_secs_f64(),
         estimated_ttft_s: ttft.as_secs_f64(),
         estimated_tbt_s: time(placement.estimated_tbt.map(|Tbt(tbt)| tbt)),
         matched_tokens: placement.matched_tokens,
@@ -281,7 +284,7 @@ fn assignment(placed: w::PlacedAttempt) -> Result<Assignment, InvalidMessage> {
         fetch: placed.fetch.map(fetch).transpose()?,
         decode: decode.map(|decode| node_id("placed.decode", &decode)).transpose()?,
         terms: placed.queue.unwrap_or_default().into_domain(placed.priority)?,
-        pace: seconds("placed.pace_s", placed.pace_s)?,
+        first_token_delay: seconds("placed.first_token_delay_s", placed.first_token_delay_s)?,
         estimated_ttft: Ttft(seconds("placed.estimated_ttft_s", placed.estimated_ttft_s)?),
         estimated_tbt: tbt.map(Tbt),
         matched_tokens: count("placed.matched_tokens", placed.matched_tokens)?,
@@ -443,7 +446,7 @@ mod tests {
             fetch: Some(PrefixFetch { from: node("q"), tokens: 4, bytes: 5 }),
             decode: Some(node("d")),
             terms: QueueTerms { priority: 6, patience: MS, max_overtaken: MS, timeout: 2 * MS, compute: MS },
-            pace: MS,
+            first_token_delay: MS,
             estimated_ttft: Ttft(MS),
             estimated_tbt: Some(Tbt(MS)),
             matched_tokens: 7,

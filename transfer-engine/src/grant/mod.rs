@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 pub(crate) use table::GrantTable;
 
 use crate::error::{Refusal, RefusalReason as Reason};
-use crate::gate::Gate;
+use crate::fence_guard::FenceGuard;
 use crate::{SegmentId, TransferError};
 
 /// Most ranges of one grant, after neighbours are joined.
@@ -149,7 +149,7 @@ pub(crate) struct Grant {
     pub(crate) id: GrantId,
     pub(crate) region: Arc<MemoryRegion>,
     /// Closed by the fence. A task that writes into the ranges holds a pass.
-    pub(crate) gate: Gate,
+    pub(crate) fence: FenceGuard,
     segment: SegmentId,
     access: Access,
     /// Sorted, disjoint, not touching.
@@ -184,7 +184,7 @@ impl Grant {
     fn new(spec: GrantSpec, access: Access, region: Arc<MemoryRegion>) -> Result<Self, TransferError> {
         Ok(Self {
             id: spec.id,
-            gate: Gate::default(),
+            fence: FenceGuard::default(),
             segment: spec.segment,
             access,
             ranges: join_ranges(spec.ranges, region.len() as u64)?,
@@ -320,7 +320,7 @@ impl Grant {
         now: Instant,
     ) -> Result<(), Refusal> {
         let id = self.id.0;
-        if self.gate.is_closed() || now >= self.expires {
+        if self.fence.is_closed() || now >= self.expires {
             let reason = if now >= self.expires { Reason::Expired } else { Reason::Revoked };
             return Err(ended(self.id, reason));
         }
@@ -443,7 +443,7 @@ mod tests {
         }
         let later = now + Duration::from_secs(61);
         assert_eq!(reason(grant.admit(&key("w", 5), 0, segment, &inside, later)), Reason::Expired);
-        grant.gate.close();
+        grant.fence.close();
         assert_eq!(reason(grant.admit(&key("w", 5), 0, segment, &inside, now)), Reason::Revoked);
     }
 

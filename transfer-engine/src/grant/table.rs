@@ -92,7 +92,7 @@ impl GrantTable {
 
     /// Resolves when nothing can land under a grant whose fence guard is closed.
     async fn fenced(&self, grant: &Grant) {
-        grant.gate.drained().await;
+        grant.fence.drained().await;
         if let Some(fence) = self.fence.get() {
             fence(grant.id).await;
         }
@@ -144,7 +144,7 @@ impl GrantTable {
     pub(crate) fn revoke(self: &Arc<Self>, id: GrantId) -> impl Future<Output = ()> + Send + use<> {
         let (table, grant) = (Arc::clone(self), self.find(id).ok());
         if let Some(grant) = &grant {
-            grant.gate.close();
+            grant.fence.close();
         }
         async move {
             // It stays in the table until it is fenced, so that a second call waits as well.
@@ -159,7 +159,7 @@ impl GrantTable {
     pub(crate) fn close_all(&self) {
         let grants: Vec<_> = self.lock().live.values().cloned().collect();
         grants.iter().for_each(|grant| {
-            grant.gate.close();
+            grant.fence.close();
         });
     }
 
@@ -192,7 +192,7 @@ impl GrantTable {
             && at <= now
         {
             table.by_expiry.pop_first();
-            expired.extend(table.live.get(&id).map(|grant| (Arc::clone(grant), grant.gate.close())));
+            expired.extend(table.live.get(&id).map(|grant| (Arc::clone(grant), grant.fence.close())));
         }
         expired
     }
@@ -238,7 +238,7 @@ impl GrantTable {
     ) -> Result<(), Refusal> {
         let settled = self.find(id).and_then(|grant| {
             // A fence waits for the notification, too: none comes after it.
-            let _pass = grant.gate.enter().ok_or_else(|| ended(id, Reason::Revoked))?;
+            let _pass = grant.fence.enter().ok_or_else(|| ended(id, Reason::Revoked))?;
             let complete = grant.commit(key, segment, trailer, baton_runtime::now())?;
             if let (Some(room), Some(bytes)) = (room, complete) {
                 room.send(Arrival::Batch { grant: id, tag: trailer.tag, bytes, from: key.writer.node.clone() });
@@ -277,9 +277,9 @@ mod tests {
             table.open(GrantSpec { id: GrantId(2), ..spec(vec![]) }, Access::Write, Arc::clone(&region)).unwrap_err();
         assert!(matches!(full, TransferError::Overloaded { what: "grants", limit: 1 }), "{full}");
         let grant = table.find(GrantId(1)).unwrap();
-        let pass = grant.gate.enter().unwrap();
+        let pass = grant.fence.enter().unwrap();
         let (first, second) = (table.revoke(GrantId(1)), table.revoke(GrantId(1)));
-        assert!(grant.gate.enter().is_none(), "closed from the call on");
+        assert!(grant.fence.enter().is_none(), "closed from the call on");
         let mut both = Box::pin(async { tokio::join!(first, second) });
         assert!(tokio::time::timeout(Duration::from_millis(5), &mut both).await.is_err());
         drop(pass);
@@ -347,7 +347,7 @@ mod tests {
             table.open(spec, Access::Write, Arc::clone(&region)).unwrap();
         }
         let first = table.find(GrantId(1)).unwrap();
-        let pass = first.gate.enter().unwrap();
+        let pass = first.fence.enter().unwrap();
         let events = async {
             let second = arrivals.recv().await.unwrap();
             drop(pass);

@@ -153,8 +153,8 @@ impl FakeTransport {
             Op::Write => {}
         }
         let revoked = || Refusal::new(RefusalReason::Revoked, format!("grant {} was revoked", grant.id.0));
-        let _local = job.gate.enter().ok_or(TransferError::Cancelled)?;
-        let _remote = grant.gate.enter().ok_or_else(revoked)?;
+        let _local = job.fence.enter().ok_or(TransferError::Cancelled)?;
+        let _remote = grant.fence.enter().ok_or_else(revoked)?;
         let len = span.len.min(*allowed) as usize;
         let local = (&job.local, span.local_offset as usize);
         let remote = (&grant.region, span.remote_offset as usize);

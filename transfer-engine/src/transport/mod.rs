@@ -11,7 +11,7 @@ use baton_memory::MemoryRegion;
 use baton_types::GrantId;
 
 use crate::batch::Op;
-use crate::gate::Gate;
+use crate::fence_guard::FenceGuard;
 use crate::grant::Writer;
 use crate::path::PathReport;
 use crate::{Priority, SegmentId, SpanPair, TransferError, TransportAddress, TransportKind};
@@ -36,7 +36,7 @@ pub(crate) struct Job {
     pub(crate) spans: Vec<SpanPair>,
     /// Closed when the batch is over. A task that touches the local memory holds a pass, and gives
     /// it back at once when the fence guard closes.
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) fence: Arc<FenceGuard>,
 }
 
 pub(crate) type CarryFuture = Pin<Box<dyn Future<Output = Result<TransportKind, TransferError>> + Send>>;

@@ -15,7 +15,7 @@ use crate::logprobs::{Columns, Scored};
 
 /// What is asked for of each prompt.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked {
+pub(super) struct AnswerOptions {
     /// Answers that are given.
     pub(super) n: u32,
     /// Answers that are generated.
@@ -29,7 +29,7 @@ pub(super) struct Asked {
 /// Puts a completion together.
 pub(super) struct CompletionAnswer {
     head: Head,
-    asked: Asked,
+    options: AnswerOptions,
     prompts: Vec<Echo>,
     /// Of all prompts: `best_of` for each.
     choices: Vec<Choice>,
@@ -104,11 +104,11 @@ struct ChoiceJson<'a> {
 }
 
 impl CompletionAnswer {
-    pub(super) fn new(head: Head, prompts: Vec<Option<Prompt>>, asked: Asked, decode: Arc<Decode>) -> Self {
-        let choices = prompts.len() * asked.best_of as usize;
+    pub(super) fn new(head: Head, prompts: Vec<Option<Prompt>>, options: AnswerOptions, decode: Arc<Decode>) -> Self {
+        let choices = prompts.len() * options.best_of as usize;
         Self {
             head,
-            asked,
+            options,
             prompts: prompts.into_iter().map(|prompt| Echo { prompt, tokens: Vec::new() }).collect(),
             choices: std::iter::repeat_with(Choice::default).take(choices).collect(),
             usage: TotalUsage::default(),
@@ -124,7 +124,7 @@ impl CompletionAnswer {
 
     /// Of request number `index`.
     fn choices_of(&self, index: usize) -> std::ops::Range<usize> {
-        let best_of = self.asked.best_of as usize;
+        let best_of = self.options.best_of as usize;
         index * best_of..(index + 1) * best_of
     }
 
@@ -160,7 +160,7 @@ impl CompletionAnswer {
             let choice = &mut self.choices[index];
             choice.text.push_str(&piece.text);
             // Those that only tell which answer is best are in the sum.
-            if self.asked.logprobs {
+            if self.options.logprobs {
                 choice.logprobs.extend(piece.logprobs);
             }
             return None;
@@ -168,7 +168,7 @@ impl CompletionAnswer {
         let choice = ChoiceJson {
             index,
             text: &piece.text,
-            logprobs: self.asked.logprobs.then_some(Columns(&piece.logprobs)),
+            logprobs: self.options.logprobs.then_some(Columns(&piece.logprobs)),
             finish_reason: self.choices[index].finish_reason.as_deref(),
         };
         let is_last = choice.finish_reason.is_some() && self.is_whole();
@@ -184,9 +184,9 @@ impl CompletionAnswer {
     /// The best answers to prompt number `index`, best first.
     fn best(&self, index: usize) -> Vec<&Choice> {
         let mut choices: Vec<_> = self.choices[self.choices_of(index)].iter().collect();
-        if self.asked.best_of > self.asked.n {
+        if self.options.best_of > self.options.n {
             choices.sort_by(|a, b| b.score().total_cmp(&a.score()));
-            choices.truncate(self.asked.n as usize);
+            choices.truncate(self.options.n as usize);
         }
         choices
     }
@@ -208,7 +208,7 @@ impl Answer for CompletionAnswer {
                 self.so_far.prompt(&accepted.prompt_token_ids);
                 self.prompts[index].tokens = accepted.prompt_token_ids;
                 // With log-probabilities, the prompt comes when they do.
-                if self.asked.logprobs {
+                if self.options.logprobs {
                     return Vec::new();
                 }
                 let Some(text) = self.echoed(index) else { return Vec::new() };
@@ -216,7 +216,7 @@ impl Answer for CompletionAnswer {
                 self.choices_of(index).filter_map(|choice| self.put(choice, piece())).collect()
             }
             Some(Event::PromptLogprobs(v1::PromptLogprobs { positions })) => self.scored_prompt(index, positions),
-            Some(Event::Delta(_)) if self.asked.is_scoring => Vec::new(),
+            Some(Event::Delta(_)) if self.options.is_scoring => Vec::new(),
             Some(Event::Delta(delta)) => {
                 self.so_far.output(&delta.token_ids);
                 let piece = self.choices[choice].delta(delta);
@@ -229,7 +229,7 @@ impl Answer for CompletionAnswer {
             }
             Some(Event::Finished(finished)) => {
                 let usage = finished.usage.unwrap_or_default();
-                let is_scoring = self.asked.is_scoring;
+                let is_scoring = self.options.is_scoring;
                 let completion_tokens = if is_scoring { 0 } else { usage.completion_tokens };
                 self.usage.add(sample, v1::Usage { completion_tokens, ..usage });
                 let reason = if is_scoring { "length".to_owned() } else { finished.finish_reason };
@@ -261,7 +261,7 @@ impl Answer for CompletionAnswer {
         let choices = chosen.map(|(index, choice)| ChoiceJson {
             index,
             text: &choice.text,
-            logprobs: self.asked.logprobs.then_some(Columns(&choice.logprobs)),
+            logprobs: self.options.logprobs.then_some(Columns(&choice.logprobs)),
             finish_reason: choice.finish_reason.as_deref(),
         });
         let usage = Some(Some(self.usage.json(None)));

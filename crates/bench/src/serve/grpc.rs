@@ -10,7 +10,7 @@ use tonic::Status;
 
 use super::args::{JsonSchema, ServeArgs};
 use super::arrivals::{Arrival, Prompt};
-use super::heard::{Heard, Problem, Usage};
+use super::received::{Problem, ReceivedAnswer, Usage};
 use crate::BenchError;
 use crate::replay::Clients;
 
@@ -68,7 +68,12 @@ impl Grpc {
     }
 
     /// Sends a request, and hears its answer to the end. `index` chooses the connection.
-    pub async fn ask(&self, index: usize, request: GenerateRequest, heard: &mut Heard) -> Result<(), Problem> {
+    pub async fn ask(
+        &self,
+        index: usize,
+        request: GenerateRequest,
+        received: &mut ReceivedAnswer,
+    ) -> Result<(), Problem> {
         let answer = self.clients.client(index).generate(request).await;
         let mut stream = answer.map_err(|status| problem(&status, false))?.into_inner();
         let (mut accepted, mut finished) = (false, false);
@@ -77,14 +82,14 @@ impl Grpc {
                 Some(Event::Accepted(_)) => accepted = true,
                 // A message with only text that was kept back has no tokens.
                 Some(Event::Delta(delta)) if !delta.token_ids.is_empty() => {
-                    heard.tokens(delta.token_ids.len() as u64)?
+                    received.tokens(delta.token_ids.len() as u64)?
                 }
                 Some(Event::Finished(end)) => {
                     finished = true;
                     if let Some(usage) = end.usage {
                         let [prompt, cached, output] =
                             [usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens].map(u64::from);
-                        heard.usage(Usage { prompt, cached, output })?;
+                        received.usage(Usage { prompt, cached, output })?;
                     }
                 }
                 Some(Event::Delta(_) | Event::PromptLogprobs(_)) | None => {}

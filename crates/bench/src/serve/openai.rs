@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::args::{JsonSchema, ServeArgs};
 use super::arrivals::{Arrival, Prompt};
-use super::heard::{Heard, Problem, Usage};
+use super::received::{Problem, ReceivedAnswer, Usage};
 use super::sse::SseReader;
 use crate::BenchError;
 
@@ -100,10 +100,10 @@ impl OpenAi {
     }
 
     /// Sends a request, and hears its answer to the end.
-    pub async fn ask(&self, body: Bytes, heard: &mut Heard) -> Result<(), Problem> {
+    pub async fn ask(&self, body: Bytes, received: &mut ReceivedAnswer) -> Result<(), Problem> {
         let answer = self.send(Method::POST, "/v1/completions", body).await.map_err(Problem::failed)?;
         match answer.status() {
-            StatusCode::OK => hear(answer, heard).await,
+            StatusCode::OK => hear(answer, received).await,
             status @ (StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) => {
                 // Read to its end, so that the connection can be used again.
                 let _ = whole(answer).await;
@@ -171,13 +171,13 @@ impl ChunkUsage {
 }
 
 /// Hears a stream to `[DONE]`, or to the end of the connection.
-async fn hear(answer: Response<hyper::body::Incoming>, heard: &mut Heard) -> Result<(), Problem> {
+async fn hear(answer: Response<hyper::body::Incoming>, received: &mut ReceivedAnswer) -> Result<(), Problem> {
     let (mut body, mut reader, mut end) = (answer.into_body(), SseReader::default(), End::default());
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| Problem::failed(format!("the stream broke: {}", innermost(&error))))?;
         let Ok(bytes) = frame.into_data() else { continue };
         for event in reader.push(&bytes).map_err(Problem::failed)? {
-            end.take(&event, heard)?;
+            end.take(&event, received)?;
         }
     }
     if end.finished { Ok(()) } else { Err(Problem::failed("the stream ended in mid-answer")) }
@@ -190,7 +190,7 @@ struct End {
 }
 
 impl End {
-    fn take(&mut self, event: &str, heard: &mut Heard) -> Result<(), Problem> {
+    fn take(&mut self, event: &str, received: &mut ReceivedAnswer) -> Result<(), Problem> {
         if event == "[DONE]" {
             self.finished = true;
             return Ok(());
@@ -209,12 +209,12 @@ impl End {
                 (choice.text.as_ref().is_some_and(|text| !text.is_empty()), choice.finish_reason.is_some());
             // The last chunk has the reason; if it has no text it has no token either.
             if shows || !ends {
-                heard.chunk(shows)?;
+                received.chunk(shows)?;
             }
             self.finished |= ends;
         }
         if let Some(usage) = chunk.usage {
-            heard.usage(usage.usage())?;
+            received.usage(usage.usage())?;
         }
         Ok(())
     }
@@ -233,10 +233,10 @@ fn reason(body: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    fn take(events: &[&str]) -> (Result<bool, Problem>, Heard) {
-        let (mut end, mut heard) = (End::default(), Heard::of_at_most(4));
-        let taken: Result<(), _> = events.iter().try_for_each(|event| end.take(event, &mut heard));
-        (taken.map(|()| end.finished), heard)
+    fn take(events: &[&str]) -> (Result<bool, Problem>, ReceivedAnswer) {
+        let (mut end, mut received) = (End::default(), ReceivedAnswer::of_at_most(4));
+        let taken: Result<(), _> = events.iter().try_for_each(|event| end.take(event, &mut received));
+        (taken.map(|()| end.finished), received)
     }
 
     const TEXT: &str = r#"{"choices": [{"index": 0, "text": "a", "finish_reason": null}], "usage": null}"#;
@@ -246,10 +246,10 @@ mod tests {
 
     #[test]
     fn a_stream_ends_with_its_reason_and_its_usage() {
-        let (ended, heard) = take(&[TEXT, EMPTY, TEXT, LAST, USAGE, "[DONE]"]);
+        let (ended, received) = take(&[TEXT, EMPTY, TEXT, LAST, USAGE, "[DONE]"]);
         assert_eq!(ended, Ok(true));
-        assert_eq!(heard.sizes(), Usage { prompt: 9, cached: 5, output: 4 });
-        assert_eq!((heard.count().at.len(), heard.count().merged), (3, 1), "the last chunk is no token");
+        assert_eq!(received.sizes(), Usage { prompt: 9, cached: 5, output: 4 });
+        assert_eq!((received.count().at.len(), received.count().merged), (3, 1), "the last chunk is no token");
         assert_eq!(take(&[TEXT, TEXT]).0, Ok(false));
     }
 
@@ -264,9 +264,9 @@ mod tests {
 
     #[test]
     fn a_stream_without_an_end_is_a_failure() {
-        let (ended, heard) = take(&[TEXT; 1000]);
+        let (ended, received) = take(&[TEXT; 1000]);
         assert!(matches!(ended, Err(Problem::Failed(reason)) if reason.starts_with("more than 80 messages")));
-        assert_eq!(heard.count().at.len(), 80);
+        assert_eq!(received.count().at.len(), 80);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use baton_sim::Spread;
 use baton_types::Tbt;
 
 use super::gaps::GapCounts;
-use super::heard::{Heard, Problem, Tokens, Usage};
+use super::received::{Problem, ReceivedAnswer, Tokens, Usage};
 use crate::reasons::Reasons;
 
 /// What a request must keep to count as goodput.
@@ -62,12 +62,12 @@ impl Answer {
 
 impl End {
     /// Of a request for at most so many tokens that was due at `due` and sent.
-    pub fn of(due: Instant, max_tokens: u32, heard: &Heard, result: Result<(), Problem>) -> Self {
+    pub fn of(due: Instant, max_tokens: u32, received: &ReceivedAnswer, result: Result<(), Problem>) -> Self {
         match result {
             Err(Problem::Rejected(status)) => Self::Rejected(status),
             Err(Problem::Aborted(reason)) => Self::Aborted(reason),
             Err(Problem::Failed(reason)) => Self::Failed(reason),
-            Ok(()) => Self::completed(due, max_tokens, &heard.count(), heard.sizes()),
+            Ok(()) => Self::completed(due, max_tokens, &received.count(), received.sizes()),
         }
     }
 

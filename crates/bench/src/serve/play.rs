@@ -12,9 +12,9 @@ use tokio::time::timeout;
 use super::args::{ServeArgs, Target};
 use super::arrivals::Arrival;
 use super::grpc::Grpc;
-use super::heard::{Heard, Problem};
 use super::openai::OpenAi;
 use super::outcome::{End, Limits, Sums};
+use super::received::{Problem, ReceivedAnswer};
 use crate::BenchError;
 
 /// From the beginning to when the first request can be due: time to make its prompt.
@@ -64,12 +64,14 @@ impl Server {
         match self {
             Self::OpenAi(server) => {
                 let body = server.body(arrival);
-                Box::pin(timed(due, max_tokens, limit, async move |heard: &mut Heard| server.ask(body, heard).await))
+                Box::pin(timed(due, max_tokens, limit, async move |received: &mut ReceivedAnswer| {
+                    server.ask(body, received).await
+                }))
             }
             Self::Grpc(server) => {
                 let request = server.request(arrival);
-                Box::pin(timed(due, max_tokens, limit, async move |heard: &mut Heard| {
-                    server.ask(index, request, heard).await
+                Box::pin(timed(due, max_tokens, limit, async move |received: &mut ReceivedAnswer| {
+                    server.ask(index, request, received).await
                 }))
             }
         }
@@ -79,12 +81,12 @@ impl Server {
 /// Asks now, and says how it ended and how late `now` was.
 async fn timed<Ask>(due: Instant, max_tokens: u32, limit: Duration, ask: Ask) -> (End, Duration)
 where
-    Ask: AsyncFnOnce(&mut Heard) -> Result<(), Problem>,
+    Ask: AsyncFnOnce(&mut ReceivedAnswer) -> Result<(), Problem>,
 {
-    let (slip, mut heard) = (due.elapsed(), Heard::of_at_most(max_tokens));
-    let result = timeout(limit, ask(&mut heard)).await;
+    let (slip, mut received) = (due.elapsed(), ReceivedAnswer::of_at_most(max_tokens));
+    let result = timeout(limit, ask(&mut received)).await;
     let none = || Err(Problem::Aborted(format!("no end within {} s", limit.as_secs_f64())));
-    (End::of(due, max_tokens, &heard, result.unwrap_or_else(|_| none())), slip)
+    (End::of(due, max_tokens, &received, result.unwrap_or_else(|_| none())), slip)
 }
 
 /// Plays all arrivals, at the servers in turn. A request that is late to end delays none that comes

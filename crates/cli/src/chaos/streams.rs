@@ -136,7 +136,7 @@ impl Streams {
     pub async fn in_peace(conductor: &Conductor, count: u64, seed: u64, max_tokens: u32) -> Result<Self, CliError> {
         let requests: Vec<_> = (0..count).map(|n| request(n, seed, max_tokens)).collect();
         let ask_one = async |request: &v1::GenerateRequest| {
-            let mut answer = Asked::new(HUNG);
+            let mut answer = ChaosRequest::new(HUNG);
             answer.ask(conductor, request.clone(), HUNG, |_, _| {}).await.map(|()| answer.said)
         };
         let asked = join_all(requests.iter().map(ask_one)).await;
@@ -159,7 +159,7 @@ impl Streams {
             if conductors.len() > 1 {
                 request.idempotency_key = format!("{:016x} {count}", self.run);
             }
-            let mut answer = Asked::new(if conductors.len() > 1 { PATIENCE } else { HUNG });
+            let mut answer = ChaosRequest::new(if conductors.len() > 1 { PATIENCE } else { HUNG });
             let mut turn = Turn::new(first % conductors.len());
             let end = loop {
                 let on_gap = |from, to| self.faults().on_gap(from, to);
@@ -244,7 +244,7 @@ impl Turn {
 }
 
 impl Again {
-    fn count(&mut self, turn: &Turn, answer: &Asked) {
+    fn count(&mut self, turn: &Turn, answer: &ChaosRequest) {
         if turn.asked == 1 {
             return;
         }
@@ -287,7 +287,7 @@ impl Failed {
 }
 
 /// A request on its way, however often it was asked for.
-struct Asked {
+struct ChaosRequest {
     said: Said,
     /// When its client got a token that it did not have.
     last: Option<Instant>,
@@ -302,7 +302,7 @@ struct Asked {
     cached_tokens: u32,
 }
 
-impl Asked {
+impl ChaosRequest {
     fn new(patience: Duration) -> Self {
         let (said, ids) = (Said::default(), Vec::new());
         Self { said, last: None, had: 0, patience, ids, is_attached: false, cached_tokens: 0 }

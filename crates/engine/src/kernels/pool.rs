@@ -4,10 +4,10 @@
 //! long as one of them, so a helper keeps looking for the next one before it sleeps.
 //!
 //! ```text
-//! gate: | epoch (32) | entered (31) | open (1) |
+//! entry: | epoch (32) | entered (31) | open (1) |
 //!
-//! caller:  opens the gate for the next epoch, wakes sleepers, works, closes it, waits until all who entered have left
-//! helper:  sees a new epoch: enters, if the gate is open, works, leaves
+//! caller:  opens the entry for the next epoch, wakes sleepers, works, closes it, waits until all who entered have left
+//! helper:  sees a new epoch: enters, if the entry is open, works, leaves
 //! ```
 //!
 //! The caller waits only for helpers that have entered. One that the system does not run, or that
@@ -46,8 +46,8 @@ pub(super) struct Pool {
 }
 
 struct Shared {
-    gate: AtomicU64,
-    /// Helpers that have left since the gate was opened.
+    entry: AtomicU64,
+    /// Helpers that have left since the entry was opened.
     left: AtomicU64,
     /// Whether a job has panicked in a helper.
     panicked: AtomicBool,
@@ -57,9 +57,9 @@ struct Shared {
     job: UnsafeCell<Option<*const Job<'static>>>,
 }
 
-// SAFETY: `job` is written only while the gate is closed and all helpers have left, and read only
-// by helpers that have entered; the gate's orderings put one before the other. What it points to is
-// `Sync`.
+// SAFETY: `job` is written only while the entry is closed and all helpers have left, and read only
+// by helpers that have entered; the entry's orderings put one before the other. What it points to
+// is `Sync`.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -68,7 +68,7 @@ impl Pool {
     /// Starts `helpers` threads.
     pub fn new(helpers: usize) -> io::Result<Self> {
         let shared = Arc::new(Shared {
-            gate: AtomicU64::new(0),
+            entry: AtomicU64::new(0),
             left: AtomicU64::new(0),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -101,12 +101,12 @@ impl Pool {
         let shared = &*self.shared;
         let job: *const Job<'_> = job;
         // SAFETY: only the lifetime is changed; helpers read it between entering and leaving, and
-        // `Closing` waits for that, panic or not. The gate is closed and all helpers have left, so
+        // `Closing` waits for that, panic or not. The entry is closed and all helpers have left, so
         // no helper reads it now.
         unsafe { *shared.job.get() = Some(std::mem::transmute::<*const Job<'_>, *const Job<'static>>(job)) };
         shared.left.store(0, Ordering::Relaxed);
-        let epoch = (shared.gate.load(Ordering::Relaxed) / EPOCH).wrapping_add(1) as u32;
-        shared.gate.store((u64::from(epoch) * EPOCH) | OPEN, Ordering::SeqCst);
+        let epoch = (shared.entry.load(Ordering::Relaxed) / EPOCH).wrapping_add(1) as u32;
+        shared.entry.store((u64::from(epoch) * EPOCH) | OPEN, Ordering::SeqCst);
         let closing = Closing(shared);
         for (helper, asleep) in self.helpers.iter().zip(&shared.asleep) {
             if asleep.load(Ordering::SeqCst) {
@@ -138,12 +138,12 @@ fn wake(thread: &Thread, asleep: &AtomicBool) {
     thread.unpark();
 }
 
-/// Closes the gate when it is dropped, and waits for those inside.
+/// Closes the entry when it is dropped, and waits for those inside.
 struct Closing<'a>(&'a Shared);
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
-        let entered = (self.0.gate.fetch_and(!OPEN, Ordering::AcqRel) % EPOCH) / ENTERED;
+        let entered = (self.0.entry.fetch_and(!OPEN, Ordering::AcqRel) % EPOCH) / ENTERED;
         let mut looks = 0;
         while self.0.left.load(Ordering::Acquire) < entered {
             looks += 1;
@@ -171,7 +171,7 @@ impl Shared {
             seen = epoch;
             if self.enter(epoch) {
                 let leaving = Leaving(self);
-                // SAFETY: inside the gate, the job is there and lives.
+                // SAFETY: inside the entry, the job is there and lives.
                 if let Some(job) = unsafe { *self.job.get() } {
                     // SAFETY: as above.
                     unsafe { (*job)(helper + 1) };
@@ -187,7 +187,7 @@ impl Shared {
         let mut deadline = Instant::now() + SPIN;
         loop {
             for _ in 0..LOOKS {
-                let epoch = self.gate.load(Ordering::Relaxed) / EPOCH;
+                let epoch = self.entry.load(Ordering::Relaxed) / EPOCH;
                 if epoch != seen {
                     return Some(epoch);
                 }
@@ -206,21 +206,21 @@ impl Shared {
     fn sleep(&self, helper: usize, seen: u64) {
         let asleep = &self.asleep[helper];
         asleep.store(true, Ordering::SeqCst);
-        // A caller stores the gate and then looks who sleeps; this is the other way round, so one
+        // A caller stores the entry and then looks who sleeps; this is the other way round, so one
         // of the two sees the other.
-        if self.gate.load(Ordering::SeqCst) / EPOCH == seen && !self.stop.load(Ordering::SeqCst) {
+        if self.entry.load(Ordering::SeqCst) / EPOCH == seen && !self.stop.load(Ordering::SeqCst) {
             thread::park();
         }
         asleep.store(false, Ordering::Relaxed);
     }
 
-    /// Whether the gate of this epoch is still open, and the helper inside.
+    /// Whether the entry of this epoch is still open, and the helper inside.
     fn enter(&self, epoch: u64) -> bool {
-        let mut gate = self.gate.load(Ordering::Relaxed);
-        while gate / EPOCH == epoch && gate % 2 == OPEN {
-            match self.gate.compare_exchange_weak(gate, gate + ENTERED, Ordering::AcqRel, Ordering::Relaxed) {
+        let mut entry = self.entry.load(Ordering::Relaxed);
+        while entry / EPOCH == epoch && entry % 2 == OPEN {
+            match self.entry.compare_exchange_weak(entry, entry + ENTERED, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return true,
-                Err(found) => gate = found,
+                Err(found) => entry = found,
             }
         }
         false

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use baton_formats::{CodeBlock, Dtype, ModelFile, TensorView};
+use baton_formats::{Dtype, ModelFile, QuantBlock, TensorView};
 use baton_types::ModelFingerprint;
 
 use super::config::ModelConfig;
@@ -193,7 +193,7 @@ impl<'a, 'p> Loader<'a, 'p> {
         };
         let first = tensors[0].1.dtype;
         // Halves, if all of them are of one kind: the same numbers in half the memory.
-        let element = match first.code_form() {
+        let element = match first.quant_format() {
             _ if self.compute_dtype == ComputeDtype::Bf16 => Dtype::BF16,
             // Products with bfloat16 weights round the activations.
             None if first == Dtype::BF16 && self.compute_dtype == ComputeDtype::F32 => Dtype::F32,
@@ -205,7 +205,7 @@ impl<'a, 'p> Loader<'a, 'p> {
 
     /// Tensors of one quantized type, one below the other.
     fn quantized(&self, tensors: &[(Rows, TensorView<'_>)], columns: usize) -> Result<MatrixPart, EngineError> {
-        let read = |row: usize, to: &mut [CodeBlock]| {
+        let read = |row: usize, to: &mut [QuantBlock]| {
             let (tensor, row) = source(tensors, row);
             Ok(tensor.row_codes(row, to)?)
         };

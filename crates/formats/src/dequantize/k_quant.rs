@@ -7,35 +7,35 @@
 //! Q6_K  ql:128 qh:64 scales:16 (i8) d:f16            x = (d * sc) * (q - 32)         16 groups of 16
 //! ```
 
-use super::codes::{CODES, CodeBlock};
+use super::quants::{QUANTS, QuantBlock};
 use super::{f16_at, field};
 
 /// 32 elements each.
 const BLOCKS: usize = 8;
 
-pub(super) fn q4_k(block: &[u8; 144], out: &mut [CodeBlock; BLOCKS]) {
+pub(super) fn q4_k(block: &[u8; 144], out: &mut [QuantBlock; BLOCKS]) {
     let scales = GroupScales::of(block);
     let quants: &[u8; 128] = field(block, 16);
     // Two groups share 32 bytes: the low nibbles are the first's, the high ones the second's.
     for (group, out) in out.iter_mut().enumerate() {
-        let (quants, nibble) = (&quants.as_chunks::<CODES>().0[group / 2], 4 * (group % 2));
+        let (quants, nibble) = (&quants.as_chunks::<QUANTS>().0[group / 2], 4 * (group % 2));
         *out = scales.block(group, quants.map(|q| (q >> nibble) & 0x0f));
     }
 }
 
-pub(super) fn q5_k(block: &[u8; 176], out: &mut [CodeBlock; BLOCKS]) {
+pub(super) fn q5_k(block: &[u8; 176], out: &mut [QuantBlock; BLOCKS]) {
     let scales = GroupScales::of(block);
-    let fifth: &[u8; CODES] = field(block, 16);
+    let fifth: &[u8; QUANTS] = field(block, 16);
     let quants: &[u8; 128] = field(block, 48);
     // As Q4_K; bit g of fifth[i] belongs to element i of group g.
     for (group, out) in out.iter_mut().enumerate() {
-        let (quants, nibble) = (&quants.as_chunks::<CODES>().0[group / 2], 4 * (group % 2));
-        let code = |i: usize| ((quants[i] >> nibble) & 0x0f) | (((fifth[i] >> group) & 1) << 4);
-        *out = scales.block(group, std::array::from_fn(code));
+        let (quants, nibble) = (&quants.as_chunks::<QUANTS>().0[group / 2], 4 * (group % 2));
+        let quant = |i: usize| ((quants[i] >> nibble) & 0x0f) | (((fifth[i] >> group) & 1) << 4);
+        *out = scales.block(group, std::array::from_fn(quant));
     }
 }
 
-pub(super) fn q6_k(block: &[u8; 210], out: &mut [CodeBlock; BLOCKS]) {
+pub(super) fn q6_k(block: &[u8; 210], out: &mut [QuantBlock; BLOCKS]) {
     let low: &[u8; 128] = field(block, 0);
     let high: &[u8; 64] = field(block, 128);
     let scales: &[u8; 16] = field(block, 192);
@@ -44,12 +44,12 @@ pub(super) fn q6_k(block: &[u8; 210], out: &mut [CodeBlock; BLOCKS]) {
     // same 32 bytes; two bits of high[i] belong to each run.
     for (index, out) in out.iter_mut().enumerate() {
         let (half, run) = (index / 4, index % 4);
-        let low: &[u8; CODES] = field(low, half * 64 + (run % 2) * 32);
-        let high: &[u8; CODES] = field(high, half * 32);
+        let low: &[u8; QUANTS] = field(low, half * 64 + (run % 2) * 32);
+        let high: &[u8; QUANTS] = field(high, half * 32);
         let (nibble, pair) = (4 * (run / 2), 2 * run);
-        let code = |i: usize| ((low[i] >> nibble) & 0x0f) | (((high[i] >> pair) & 3) << 4);
+        let quant = |i: usize| ((low[i] >> nibble) & 0x0f) | (((high[i] >> pair) & 3) << 4);
         let scale = |group: usize| d * f32::from(scales[2 * index + group].cast_signed());
-        *out = CodeBlock { codes: std::array::from_fn(code), scales: [scale(0), scale(1)], minima: [0.0; 2] };
+        *out = QuantBlock { quants: std::array::from_fn(quant), scales: [scale(0), scale(1)], minima: [0.0; 2] };
     }
 }
 
@@ -77,8 +77,8 @@ impl GroupScales {
         groups
     }
 
-    /// x = scale * code + (-minimum).
-    fn block(&self, group: usize, codes: [u8; CODES]) -> CodeBlock {
-        CodeBlock { codes, scales: [self.scales[group]; 2], minima: [-self.minima[group]; 2] }
+    /// x = scale * quant + (-minimum).
+    fn block(&self, group: usize, quants: [u8; QUANTS]) -> QuantBlock {
+        QuantBlock { quants, scales: [self.scales[group]; 2], minima: [-self.minima[group]; 2] }
     }
 }

@@ -4,14 +4,14 @@
 //! The block layouts are those of `ggml-common.h` of llama.cpp. The loops are plain, over arrays of
 //! fixed size, so that the compiler vectorizes them.
 
-mod codes;
 mod float;
 mod k_quant;
+mod quants;
 mod simple_quant;
 
 use crate::{Dtype, FormatError};
 
-pub use codes::{CODES, CodeBlock, CodeForm, codes};
+pub use quants::{QUANTS, QuantBlock, QuantFormat, quants};
 
 /// Dequantizes `data`, whole blocks of `dtype`, to `out`, which holds exactly as many elements.
 ///
@@ -23,8 +23,8 @@ pub fn dequantize(dtype: Dtype, data: &[u8], out: &mut [f32]) -> Result<(), Form
         let expected = out.len() / dtype.block_elements() * dtype.block_bytes();
         return Err(FormatError::buffer(dtype, "bytes to dequantize", data.len(), expected));
     }
-    if let Some(form) = dtype.code_form() {
-        return codes::elements(dtype, form, data, out);
+    if let Some(form) = dtype.quant_format() {
+        return quants::elements(dtype, form, data, out);
     }
     match dtype {
         Dtype::F16 => each_block(data, out, float::f16_block),

@@ -11,49 +11,49 @@
 //! The low nibbles of `qs` are elements 0..16, the high ones 16..32; bit i of `qh` is the fifth bit
 //! of element i. The quant of Q8_0 is q + 128.
 
-use super::codes::{CODES, CodeBlock};
+use super::quants::{QUANTS, QuantBlock};
 use super::{f16_at, field};
 
-pub(super) fn q4_0(block: &[u8; 18], out: &mut [CodeBlock; 1]) {
+pub(super) fn q4_0(block: &[u8; 18], out: &mut [QuantBlock; 1]) {
     out[0] = of(nibbles(field(block, 2)), f16_at(block, 0), 0.0);
 }
 
-pub(super) fn q4_1(block: &[u8; 20], out: &mut [CodeBlock; 1]) {
+pub(super) fn q4_1(block: &[u8; 20], out: &mut [QuantBlock; 1]) {
     out[0] = of(nibbles(field(block, 4)), f16_at(block, 0), f16_at(block, 2));
 }
 
-pub(super) fn q5_0(block: &[u8; 22], out: &mut [CodeBlock; 1]) {
-    let codes = with_fifth_bits(nibbles(field(block, 6)), u32::from_le_bytes(*field(block, 2)));
-    out[0] = of(codes, f16_at(block, 0), 0.0);
+pub(super) fn q5_0(block: &[u8; 22], out: &mut [QuantBlock; 1]) {
+    let quants = with_fifth_bits(nibbles(field(block, 6)), u32::from_le_bytes(*field(block, 2)));
+    out[0] = of(quants, f16_at(block, 0), 0.0);
 }
 
-pub(super) fn q5_1(block: &[u8; 24], out: &mut [CodeBlock; 1]) {
-    let codes = with_fifth_bits(nibbles(field(block, 8)), u32::from_le_bytes(*field(block, 4)));
-    out[0] = of(codes, f16_at(block, 0), f16_at(block, 2));
+pub(super) fn q5_1(block: &[u8; 24], out: &mut [QuantBlock; 1]) {
+    let quants = with_fifth_bits(nibbles(field(block, 8)), u32::from_le_bytes(*field(block, 4)));
+    out[0] = of(quants, f16_at(block, 0), f16_at(block, 2));
 }
 
-pub(super) fn q8_0(block: &[u8; 34], out: &mut [CodeBlock; 1]) {
-    let quants: &[u8; CODES] = field(block, 2);
+pub(super) fn q8_0(block: &[u8; 34], out: &mut [QuantBlock; 1]) {
+    let quants: &[u8; QUANTS] = field(block, 2);
     out[0] = of(quants.map(|q| q ^ 0x80), f16_at(block, 0), 0.0);
 }
 
-fn of(codes: [u8; CODES], scale: f32, minimum: f32) -> CodeBlock {
-    CodeBlock { codes, scales: [scale; 2], minima: [minimum; 2] }
+fn of(quants: [u8; QUANTS], scale: f32, minimum: f32) -> QuantBlock {
+    QuantBlock { quants, scales: [scale; 2], minima: [minimum; 2] }
 }
 
 /// The 32 4-bit elements.
-fn nibbles(quants: &[u8; 16]) -> [u8; CODES] {
-    let mut codes = [0; CODES];
-    let (low, high) = codes.split_at_mut(16);
-    for ((low, high), &q) in low.iter_mut().zip(high).zip(quants) {
+fn nibbles(packed: &[u8; 16]) -> [u8; QUANTS] {
+    let mut quants = [0; QUANTS];
+    let (low, high) = quants.split_at_mut(16);
+    for ((low, high), &q) in low.iter_mut().zip(high).zip(packed) {
         (*low, *high) = (q & 0x0f, q >> 4);
     }
-    codes
+    quants
 }
 
-fn with_fifth_bits(mut codes: [u8; CODES], bits: u32) -> [u8; CODES] {
-    for (i, code) in codes.iter_mut().enumerate() {
-        *code |= (((bits >> i) & 1) << 4) as u8;
+fn with_fifth_bits(mut quants: [u8; QUANTS], bits: u32) -> [u8; QUANTS] {
+    for (i, quant) in quants.iter_mut().enumerate() {
+        *quant |= (((bits >> i) & 1) << 4) as u8;
     }
-    codes
+    quants
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::cursor::Cursor;
 use super::value::{Array, Value};
 use crate::FormatError;
-use crate::error::Quoted;
+use crate::error::QuotedText;
 
 /// Longest key, from the format's specification.
 const MAX_KEY_BYTES: u64 = (1 << 16) - 1;
@@ -36,7 +36,7 @@ impl Metadata {
             return Err(FormatError::invalid(
                 file,
                 "metadata keys",
-                format_args!("{} twice", Quoted(&twice[0].0)),
+                format_args!("{} twice", QuotedText(&twice[0].0)),
                 "once",
             ));
         }
@@ -74,7 +74,7 @@ impl Metadata {
         let Some(value) = self.get(key) else { return Ok(None) };
         T::from_value(value).map(Some).ok_or_else(|| FormatError::WrongType {
             file: self.file.clone(),
-            key: Quoted(key).to_string(),
+            key: QuotedText(key).to_string(),
             found: value.to_string(),
             expected: T::EXPECTED,
         })
@@ -144,9 +144,9 @@ fn entry(cursor: &mut Cursor<'_>, i: u64) -> Result<(String, Value), FormatError
     let field = format_args!("key of metadata entry {i}").to_string();
     let key = cursor.string(&field, MAX_KEY_BYTES)?;
     if key.is_empty() {
-        return Err(FormatError::invalid(cursor.file(), field, Quoted(key), "at least one character"));
+        return Err(FormatError::invalid(cursor.file(), field, QuotedText(key), "at least one character"));
     }
-    let value = Value::read(cursor, &format_args!("metadata {}", Quoted(key)))?;
+    let value = Value::read(cursor, &format_args!("metadata {}", QuotedText(key)))?;
     Ok((key.to_owned(), value))
 }
 

@@ -15,7 +15,7 @@ mod value;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::error::Quoted;
+use crate::error::QuotedText;
 use crate::map::{Bytes, map_file};
 use crate::{FormatError, TensorView};
 use cursor::Cursor;
@@ -171,7 +171,7 @@ fn refuse_split(path: &Path, metadata: &Metadata) -> Result<(), FormatError> {
     let files = metadata.u32(key)?.unwrap_or(1);
     if files > 1 {
         let allowed = "one file with the whole model (gguf-split --merge makes it)";
-        return Err(FormatError::invalid(path, format_args!("metadata {}", Quoted(key)), files, allowed));
+        return Err(FormatError::invalid(path, format_args!("metadata {}", QuotedText(key)), files, allowed));
     }
     Ok(())
 }
@@ -181,7 +181,7 @@ fn alignment(path: &Path, metadata: &Metadata) -> Result<usize, FormatError> {
     let alignment = metadata.u32(key)?.unwrap_or(DEFAULT_ALIGNMENT);
     if !alignment.is_power_of_two() || !(8..=MAX_ALIGNMENT).contains(&alignment) {
         let allowed = format!("a power of two from 8 to {MAX_ALIGNMENT}");
-        return Err(FormatError::invalid(path, format_args!("metadata {}", Quoted(key)), alignment, allowed));
+        return Err(FormatError::invalid(path, format_args!("metadata {}", QuotedText(key)), alignment, allowed));
     }
     Ok(alignment as usize)
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::cursor::Cursor;
 use crate::dtype::unsupported_ggml_name;
-use crate::error::Quoted;
+use crate::error::QuotedText;
 use crate::{Dtype, FormatError, TensorView};
 
 /// `GGML_MAX_DIMS`.
@@ -37,12 +37,12 @@ impl TensorInfo {
         let shape = shape(cursor, name)?;
         let dtype = dtype(cursor, name)?;
         let len = byte_len(cursor, name, dtype, &shape)?;
-        let offset = cursor.u64(format_args!("offset of tensor {}", Quoted(name)))?;
+        let offset = cursor.u64(format_args!("offset of tensor {}", QuotedText(name)))?;
         let start = usize::try_from(offset).ok().filter(|start| start.is_multiple_of(alignment));
         let end = start.and_then(|start| start.checked_add(len));
         let (Some(start), Some(end)) = (start, end) else {
             let allowed = format_args!("a multiple of {alignment} inside the file");
-            let field = format_args!("offset of tensor {}", Quoted(name));
+            let field = format_args!("offset of tensor {}", QuotedText(name));
             return Err(FormatError::invalid(cursor.file(), field, offset, allowed));
         };
         Ok(Self { name: name.to_owned(), dtype, shape, bytes: start..end })
@@ -60,7 +60,7 @@ pub(super) fn read(cursor: &mut Cursor<'_>, count: u64, alignment: usize) -> Res
     refuse_overlaps(cursor, &mut tensors)?;
     tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     if let Some(twice) = tensors.array_windows().find(|[a, b]| a.name == b.name) {
-        let found = format_args!("{} twice", Quoted(&twice[0].name));
+        let found = format_args!("{} twice", QuotedText(&twice[0].name));
         return Err(FormatError::invalid(cursor.file(), "tensor names", found, "once"));
     }
     Ok(tensors)
@@ -73,7 +73,7 @@ fn place(cursor: &Cursor<'_>, tensors: &mut [TensorInfo], alignment: usize) -> R
     let available = cursor.file_len().saturating_sub(data_start);
     for TensorInfo { name, bytes, .. } in tensors {
         if bytes.end > available {
-            let field = format_args!("data of tensor {}", Quoted(name));
+            let field = format_args!("data of tensor {}", QuotedText(name));
             return Err(FormatError::truncated(cursor.file(), field, bytes.end as u64, available as u64));
         }
         *bytes = data_start + bytes.start..data_start + bytes.end;
@@ -84,9 +84,9 @@ fn place(cursor: &Cursor<'_>, tensors: &mut [TensorInfo], alignment: usize) -> R
 fn refuse_overlaps(cursor: &Cursor<'_>, tensors: &mut [TensorInfo]) -> Result<(), FormatError> {
     tensors.sort_unstable_by_key(|info| info.bytes.start);
     let Some([a, b]) = tensors.array_windows().find(|[a, b]| a.bytes.end > b.bytes.start) else { return Ok(()) };
-    let field = format_args!("offset of tensor {}", Quoted(&b.name));
+    let field = format_args!("offset of tensor {}", QuotedText(&b.name));
     let found = format_args!("bytes {:?} of the file", b.bytes);
-    let allowed = format_args!("none of {:?}, which are tensor {}", a.bytes, Quoted(&a.name));
+    let allowed = format_args!("none of {:?}, which are tensor {}", a.bytes, QuotedText(&a.name));
     Err(FormatError::invalid(cursor.file(), field, found, allowed))
 }
 
@@ -94,13 +94,13 @@ fn name<'a>(cursor: &mut Cursor<'a>, i: u64) -> Result<&'a str, FormatError> {
     let name = cursor.string(format_args!("name of tensor {i}"), MAX_NAME_BYTES)?;
     if name.is_empty() {
         let field = format_args!("name of tensor {i}");
-        return Err(FormatError::invalid(cursor.file(), field, Quoted(name), "at least one character"));
+        return Err(FormatError::invalid(cursor.file(), field, QuotedText(name), "at least one character"));
     }
     Ok(name)
 }
 
 fn shape(cursor: &mut Cursor<'_>, name: &str) -> Result<Vec<usize>, FormatError> {
-    let field = |what: &str| format!("{what} of tensor {}", Quoted(name));
+    let field = |what: &str| format!("{what} of tensor {}", QuotedText(name));
     let dims = cursor.u32(field("number of dimensions"))?;
     if !(1..=MAX_DIMS).contains(&dims) {
         let allowed = format_args!("1 to {MAX_DIMS}");
@@ -119,10 +119,10 @@ fn shape(cursor: &mut Cursor<'_>, name: &str) -> Result<Vec<usize>, FormatError>
 }
 
 fn dtype(cursor: &mut Cursor<'_>, name: &str) -> Result<Dtype, FormatError> {
-    let id = cursor.u32(format_args!("type of tensor {}", Quoted(name)))?;
+    let id = cursor.u32(format_args!("type of tensor {}", QuotedText(name)))?;
     Dtype::from_ggml(id).ok_or_else(|| {
         let found = format_args!("{id} ({})", unsupported_ggml_name(id));
-        FormatError::invalid(cursor.file(), format_args!("type of tensor {}", Quoted(name)), found, Dtype::names())
+        FormatError::invalid(cursor.file(), format_args!("type of tensor {}", QuotedText(name)), found, Dtype::names())
     })
 }
 
@@ -133,7 +133,7 @@ fn byte_len(cursor: &Cursor<'_>, name: &str, dtype: Dtype, shape: &[usize]) -> R
     let len = dtype.bytes_of(row).and_then(|_| dtype.bytes_of(elements?));
     len.ok_or_else(|| {
         let allowed = format_args!("rows of whole blocks of {} and a size below 2^64", dtype.block_elements());
-        let field = format_args!("shape of {dtype} tensor {}", Quoted(name));
+        let field = format_args!("shape of {dtype} tensor {}", QuotedText(name));
         FormatError::invalid(cursor.file(), field, format_args!("{shape:?}"), allowed)
     })
 }

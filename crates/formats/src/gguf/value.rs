@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 
 use super::cursor::Cursor;
 use crate::FormatError;
-use crate::error::Quoted;
+use crate::error::QuotedText;
 
 /// Longest string value; the largest in real files is an embedded `tokenizer.json`, under 20 MB.
 const MAX_STRING_BYTES: u64 = 64 << 20;
@@ -98,7 +98,7 @@ impl Display for Value {
             Self::I32(v) => write!(f, "i32 {v}"),
             Self::F32(v) => write!(f, "f32 {v}"),
             Self::Bool(v) => write!(f, "bool {v}"),
-            Self::String(v) => write!(f, "string {}", Quoted(v)),
+            Self::String(v) => write!(f, "string {}", QuotedText(v)),
             Self::Array(v) => write!(f, "array of {} {}", v.len(), v.item_type()),
             Self::U64(v) => write!(f, "u64 {v}"),
             Self::I64(v) => write!(f, "i64 {v}"),

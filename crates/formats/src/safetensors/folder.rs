@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::header::MAX_TENSORS;
 use crate::FormatError;
-use crate::error::Quoted;
+use crate::error::QuotedText;
 
 /// Largest `config.json`. A parsed JSON value can be fifty times its text, so this is kept near
 /// what real models have (a few KB).
@@ -108,7 +108,7 @@ impl Index {
         }
         if let Some(bad) = shards.iter().find(|name| !is_shard_name(name)) {
             let allowed = "the name of a .safetensors file in the same folder";
-            return Err(FormatError::invalid(&self.path, "shard in weight_map", Quoted(bad), allowed));
+            return Err(FormatError::invalid(&self.path, "shard in weight_map", QuotedText(bad), allowed));
         }
         Ok(shards.into_iter().map(str::to_owned).collect())
     }
@@ -117,8 +117,8 @@ impl Index {
     pub(super) fn check<'a>(&self, shard_of: impl Fn(&str) -> Option<&'a OsStr>) -> Result<(), FormatError> {
         for (tensor, shard) in &self.weight_map.0 {
             if shard_of(tensor) != Some(OsStr::new(shard)) {
-                let found = format_args!("no such tensor in {}", Quoted(shard));
-                let field = format_args!("weight_map entry {}", Quoted(tensor));
+                let found = format_args!("no such tensor in {}", QuotedText(shard));
+                let field = format_args!("weight_map entry {}", QuotedText(tensor));
                 return Err(FormatError::invalid(&self.path, field, found, "a tensor of that shard"));
             }
         }

@@ -11,7 +11,7 @@ use std::path::Path;
 use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::error::Quoted;
+use crate::error::QuotedText;
 use crate::{Dtype, FormatError};
 
 /// Bytes of the header's length.
@@ -84,7 +84,7 @@ fn parse(file: &Path, json: &str) -> Result<Vec<(String, TensorInfo)>, FormatErr
     })?;
     tensors.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
     if let Some([(name, _), _]) = tensors.array_windows().find(|[a, b]| a.0 == b.0) {
-        return Err(FormatError::invalid(file, "tensor names", format_args!("{} twice", Quoted(name)), "once"));
+        return Err(FormatError::invalid(file, "tensor names", format_args!("{} twice", QuotedText(name)), "once"));
     }
     Ok(tensors)
 }
@@ -94,7 +94,7 @@ fn parse(file: &Path, json: &str) -> Result<Vec<(String, TensorInfo)>, FormatErr
 fn check_layout(file: &Path, tensors: &[(String, TensorInfo)], available: usize) -> Result<usize, FormatError> {
     let mut end = 0;
     for (name, info) in tensors {
-        let field = |what: &str| format!("{what} of tensor {}", Quoted(name));
+        let field = |what: &str| format!("{what} of tensor {}", QuotedText(name));
         if info.bytes.start != end {
             let allowed = format_args!("begin {end}, where the tensor before ends");
             return Err(FormatError::invalid(file, field("data_offsets"), format_args!("{:?}", info.bytes), allowed));
@@ -170,7 +170,7 @@ impl<'de> Deserialize<'de> for StoredDtype {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = String::deserialize(deserializer)?;
         let known = Self::ALL.into_iter().find(|dtype| dtype.name == name);
-        known.ok_or_else(|| D::Error::custom(format_args!("unknown dtype {}", Quoted(&name))))
+        known.ok_or_else(|| D::Error::custom(format_args!("unknown dtype {}", QuotedText(&name))))
     }
 }
 
@@ -233,7 +233,7 @@ impl<'de> Visitor<'de> for Tensors {
             }
             let entry: Entry = map
                 .next_value()
-                .map_err(|error| A::Error::custom(format_args!("tensor {}: {error}", Quoted(&name))))?;
+                .map_err(|error| A::Error::custom(format_args!("tensor {}: {error}", QuotedText(&name))))?;
             let bytes = entry.data_offsets.0..entry.data_offsets.1;
             tensors.push((name, TensorInfo { dtype: entry.dtype, shape: entry.shape.0, bytes }));
         }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::error::Quoted;
+use crate::error::QuotedText;
 use crate::map::{Bytes, map_file};
 use crate::{Dtype, FormatError, TensorView};
 use folder::Folder;
@@ -88,7 +88,7 @@ impl Safetensors {
     fn sort(&mut self) -> Result<(), FormatError> {
         self.tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let Some([a, b]) = self.tensors.array_windows().find(|[a, b]| a.name == b.name) else { return Ok(()) };
-        let found = format_args!("{} also in {}", Quoted(&a.name), self.shards[a.shard].path.display());
+        let found = format_args!("{} also in {}", QuotedText(&a.name), self.shards[a.shard].path.display());
         Err(FormatError::invalid(&self.shards[b.shard].path, "tensor names", found, "once"))
     }
 
@@ -137,7 +137,12 @@ impl Safetensors {
         self.view(placed).ok_or_else(|| {
             let shard = &self.shards[placed.shard].path;
             let allowed = [Dtype::F32, Dtype::F16, Dtype::BF16].map(Dtype::as_str).join(", ");
-            FormatError::invalid(shard, format_args!("dtype of tensor {}", Quoted(name)), placed.info.dtype, allowed)
+            FormatError::invalid(
+                shard,
+                format_args!("dtype of tensor {}", QuotedText(name)),
+                placed.info.dtype,
+                allowed,
+            )
         })
     }
 

@@ -6,7 +6,7 @@
 //! connection has a request is a new one closed at once: its client learns of it without waiting.
 
 mod connections;
-mod pace;
+mod read_rate;
 mod socket;
 
 use std::convert::Infallible;
@@ -31,7 +31,7 @@ pub use socket::Socket;
 
 use crate::{Phase, Shutdown, TaskSet};
 use connections::{Backoff, Busy, Slot};
-use pace::Pace;
+use read_rate::ReadRate;
 use socket::{hung_up, linger};
 
 /// Most headers of a request over HTTP/1.
@@ -138,7 +138,7 @@ impl Port {
     {
         let (end, tasks) = (tasks.clone(), tasks.clone());
         let builder = Arc::new(self.builder());
-        let pace = Arc::new(Pace::new(crate::now()));
+        let read_rate = Arc::new(ReadRate::new(crate::now()));
         end.clone().spawn(format!("{} server", self.name), async move {
             let mut accepting = Accepting::default();
             loop {
@@ -147,13 +147,13 @@ impl Port {
                     () = end.cancelled() => return Ok::<(), Infallible>(()),
                 };
                 let Some((stream, slot)) = accepted else { continue };
-                let (io, extension) = wrap(Socket::new(Arc::clone(&stream), self.limits.stall, Arc::clone(&pace)));
+                let (io, extension) = wrap(Socket::new(Arc::clone(&stream), self.limits.stall, Arc::clone(&read_rate)));
                 let service = Counted { inner: service.clone(), slot: Arc::clone(&slot), extension };
                 let connection = Connection {
                     stream,
                     slot,
                     limits: self.limits,
-                    pace: Arc::clone(&pace),
+                    read_rate: Arc::clone(&read_rate),
                     watches: self.protocol == Protocol::Http1,
                     // One that comes later is told so by the answers to its requests.
                     leaves: self.leaves.clone().filter(|shutdown| shutdown.phase() < Phase::Draining),
@@ -250,7 +250,7 @@ struct Connection {
     stream: Arc<TcpStream>,
     slot: Arc<Slot>,
     limits: ConnectionLimits,
-    pace: Arc<Pace>,
+    read_rate: Arc<ReadRate>,
     /// Whether its end is looked for beside the server.
     watches: bool,
     leaves: Option<Shutdown>,
@@ -317,7 +317,7 @@ impl Connection {
     /// Lets the peer have the last answer, unless its place is needed.
     async fn linger(&self) {
         tokio::select! {
-            () = linger(&self.stream, &self.pace) => {}
+            () = linger(&self.stream, &self.read_rate) => {}
             () = self.slot.closed() => {}
             () = self.end.cancelled() => {}
         }

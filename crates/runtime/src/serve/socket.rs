@@ -12,35 +12,35 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
-use super::pace::Pace;
+use super::read_rate::ReadRate;
 
 /// How often is looked for the end of a peer that has sent more than is read.
 const UNREAD_POLL: Duration = Duration::from_secs(1);
 
-/// How long a connection is read on after its last answer, while something comes. At the pace of a
-/// port, 16 bodies of 64 MiB take four seconds.
+/// How long a connection is read on after its last answer, while something comes. At the read_rate
+/// of a port, 16 bodies of 64 MiB take four seconds.
 const LINGER: Duration = Duration::from_secs(30);
 /// And how long without anything.
 const LINGER_IDLE: Duration = Duration::from_secs(1);
 /// Bytes that a connection reads before it waits for the others: who sends little never waits.
 const BYTES_AT_ONCE: usize = 64 << 10;
 
-/// A TCP connection that is read at its port's pace. It fails if its peer reads nothing for too
-/// long while there is something to read.
+/// A TCP connection that is read at its port's read_rate. It fails if its peer reads nothing for
+/// too long while there is something to read.
 #[derive(Debug)]
 pub struct Socket {
     stream: Arc<TcpStream>,
     stall_timeout: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
-    pace: Arc<Pace>,
+    read_rate: Arc<ReadRate>,
     /// Bytes since it waited.
     read: usize,
     waits: Option<Pin<Box<Sleep>>>,
 }
 
 impl Socket {
-    pub(super) fn new(stream: Arc<TcpStream>, stall_timeout: Duration, pace: Arc<Pace>) -> Self {
-        Self { stream, stall_timeout, stalled: None, pace, read: 0, waits: None }
+    pub(super) fn new(stream: Arc<TcpStream>, stall_timeout: Duration, read_rate: Arc<ReadRate>) -> Self {
+        Self { stream, stall_timeout, stalled: None, read_rate, read: 0, waits: None }
     }
 
     fn poll_write_with(
@@ -84,7 +84,7 @@ impl AsyncRead for Socket {
                 Err(error) => return Poll::Ready(Err(error)),
                 Ok(bytes) => {
                     self.read += bytes;
-                    let until = self.pace.read(bytes, crate::now()).filter(|_| self.read > BYTES_AT_ONCE);
+                    let until = self.read_rate.read(bytes, crate::now()).filter(|_| self.read > BYTES_AT_ONCE);
                     if let Some(until) = until {
                         (self.read, self.waits) = (0, Some(Box::pin(crate::sleep_until(until))));
                     }
@@ -136,7 +136,7 @@ pub(super) async fn hung_up(stream: &TcpStream, is_busy: impl Fn() -> bool) {
 
 /// Reads on for a little while after the last answer. What a peer still sends when its connection
 /// closes makes the system drop the answer, too.
-pub(super) async fn linger(stream: &TcpStream, pace: &Pace) {
+pub(super) async fn linger(stream: &TcpStream, read_rate: &ReadRate) {
     let mut unread = vec![0; 16 << 10];
     let reading = async {
         while let Ok(Ok(())) = tokio::time::timeout(LINGER_IDLE, stream.readable()).await {
@@ -144,7 +144,7 @@ pub(super) async fn linger(stream: &TcpStream, pace: &Pace) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Ok(0) | Err(_) => return,
                 Ok(bytes) => {
-                    if let Some(until) = pace.read(bytes, crate::now()) {
+                    if let Some(until) = read_rate.read(bytes, crate::now()) {
                         crate::sleep_until(until).await;
                     }
                 }

@@ -260,21 +260,21 @@ pub trait AdmissionPolicy: fmt::Debug + Send {
     /// Whether a request that is not taken in now may wait for things to change, and for how long
     /// until it is looked at again. `slo` is what its objective still leaves, `ttft` what serving
     /// it would take of that.
-    fn hold(&self, _slo: Slo, _ttft: Duration, _excess: &Excess) -> Option<Duration> {
+    fn queue_for(&self, _slo: Slo, _ttft: Duration, _excess: &Excess) -> Option<Duration> {
         None
     }
 
     /// How long the frontend keeps the first token of a request back that it takes in.
-    fn pace(&self, _request: &Assessment) -> Duration {
+    fn first_token_delay(&self, _request: &Assessment) -> Duration {
         Duration::ZERO
     }
 }
 
 /// Takes everything.
 #[derive(Debug)]
-pub struct TakeAll;
+pub struct AdmitAll;
 
-impl AdmissionPolicy for TakeAll {
+impl AdmissionPolicy for AdmitAll {
     fn name(&self) -> &'static str {
         "none"
     }
@@ -326,7 +326,7 @@ impl AdmissionKind {
     /// The policy.
     pub fn policy(self) -> Box<dyn AdmissionPolicy> {
         match self {
-            Self::None => Box::new(TakeAll),
+            Self::None => Box::new(AdmitAll),
             Self::Early => Box::new(Early),
             Self::ValueDensity => Box::<ValueDensity>::default(),
         }

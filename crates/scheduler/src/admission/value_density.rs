@@ -93,7 +93,7 @@ impl AdmissionPolicy for ValueDensity {
         Box::new(self.clone())
     }
 
-    fn hold(&self, slo: Slo, ttft: Duration, excess: &Excess) -> Option<Duration> {
+    fn queue_for(&self, slo: Slo, ttft: Duration, excess: &Excess) -> Option<Duration> {
         let Ttft(limit) = slo.ttft?;
         let passes = matches!(
             excess,
@@ -106,7 +106,7 @@ impl AdmissionPolicy for ValueDensity {
     /// steps. If a step takes long, an answer of a few tokens misses its objective by that one gap.
     /// A step later the gap is none to one, as in a player's jitter buffer. Only if the objective
     /// of the time to first token leaves ten times as much.
-    fn pace(&self, request: &Assessment) -> Duration {
+    fn first_token_delay(&self, request: &Assessment) -> Duration {
         let (Some(Ttft(ttft)), Some(Tbt(tbt)), Some(load)) =
             (request.slo_left().ttft, request.slo.tbt, request.decode_expected)
         else {
@@ -194,12 +194,12 @@ mod tests {
     fn what_may_pass_is_queued_while_the_objective_leaves_time() {
         let policy = ValueDensity::default();
         let (slo, room) = (assessment().slo, Excess::KvBlocks { share: 1.1 });
-        assert_eq!(policy.hold(slo, 10 * SECOND, &room), Some(HOLD));
-        assert_eq!(policy.hold(slo, 30 * SECOND, &room), None);
-        assert_eq!(policy.hold(Slo::default(), SECOND, &room), None, "nothing says how long");
+        assert_eq!(policy.queue_for(slo, 10 * SECOND, &room), Some(HOLD));
+        assert_eq!(policy.queue_for(slo, 30 * SECOND, &room), None);
+        assert_eq!(policy.queue_for(Slo::default(), SECOND, &room), None, "nothing says how long");
         let objective = Ttft(30 * SECOND);
         let late = Excess::Ttft { estimate: Ttft(31 * SECOND), objective, left: objective };
-        assert_eq!(policy.hold(slo, SECOND, &late), None);
+        assert_eq!(policy.queue_for(slo, SECOND, &late), None);
     }
 
     #[test]
@@ -218,9 +218,9 @@ mod tests {
         let policy = ValueDensity::default();
         let with = |tbt: Duration| {
             let load = Some(DecodeLoad { tbt, tbt_high: tbt, kv_share: 0.5, others: 3.0 });
-            policy.pace(&Assessment { decode_expected: load, ..assessment() })
+            policy.first_token_delay(&Assessment { decode_expected: load, ..assessment() })
         };
         assert_eq!((with(SECOND / 25), with(SECOND / 12)), (Duration::ZERO, SECOND / 12));
-        assert_eq!(policy.pace(&Assessment { slo: Slo::default(), ..assessment() }), Duration::ZERO);
+        assert_eq!(policy.first_token_delay(&Assessment { slo: Slo::default(), ..assessment() }), Duration::ZERO);
     }
 }

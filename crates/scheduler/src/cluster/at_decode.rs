@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use baton_types::Ttft;
 
-use super::candidates::{Asked, Matches};
+use super::candidates::{Matches, SizedRequest};
 use super::place::{Chosen, ChosenDecode};
 use super::{Cluster, ClusterNode, PromptsAtDecode};
 use crate::cost::duration;
@@ -56,11 +56,11 @@ impl Cluster {
     pub(super) fn prompt_at_decode(
         &self,
         now: Instant,
-        asked: Asked<'_>,
+        sized: SizedRequest<'_>,
         node: &ClusterNode,
         held: u32,
     ) -> PromptAtDecode {
-        let (request, info, charges) = (asked.request, node.info(), &node.charges);
+        let (request, info, charges) = (sized.request, node.info(), &node.charges);
         let block_tokens = info.layout.block_tokens;
         // The last token is always computed.
         let held = held.min(request.prompt_tokens.saturating_sub(1) / block_tokens);
@@ -106,24 +106,24 @@ impl Cluster {
     pub(super) fn or_at_decode(
         &self,
         now: Instant,
-        asked: Asked<'_>,
+        sized: SizedRequest<'_>,
         matches: &Matches,
         decode: &[DecodeCandidate<'_>],
         pair: Chosen,
     ) -> Chosen {
-        if self.config.prompts_at_decode != PromptsAtDecode::Short || !asked.request.wants_decode {
+        if self.config.prompts_at_decode != PromptsAtDecode::Short || !sized.request.wants_decode {
             return pair;
         }
         let pair_finish = pair.plan.finish() + pair.partial.map_or(0.0, |partial| partial.after);
-        let objective = asked.request.slo_left().ttft.map(|Ttft(limit)| limit.as_secs_f64());
+        let objective = sized.request.slo_left().ttft.map(|Ttft(limit)| limit.as_secs_f64());
         // It may come later than through the pair by what a step idles, which takes its work off
         // the prefill nodes. It may not be too late for that reason.
         let before_pair = |(_, prompt): &(usize, PromptAtDecode)| {
             let is_in_time = objective.is_none_or(|limit| prompt.unshared().finish() <= limit.max(pair_finish));
             !prompt.disturbs && prompt.plan.finish() <= pair_finish && is_in_time
         };
-        match self.best_at_decode(now, asked, matches, decode, before_pair) {
-            Some((index, prompt)) => self.at_decode(asked, index, &decode[index], prompt, pair.candidates),
+        match self.best_at_decode(now, sized, matches, decode, before_pair) {
+            Some((index, prompt)) => self.at_decode(sized, index, &decode[index], prompt, pair.candidates),
             None => pair,
         }
     }
@@ -132,25 +132,25 @@ impl Cluster {
     pub(super) fn only_at_decode(
         &self,
         now: Instant,
-        asked: Asked<'_>,
+        sized: SizedRequest<'_>,
         matches: &Matches,
         decode: &[DecodeCandidate<'_>],
     ) -> Option<Chosen> {
-        let (index, prompt) = self.best_at_decode(now, asked, matches, decode, |_| true)?;
-        Some(self.at_decode(asked, index, &decode[index], prompt, decode.len()))
+        let (index, prompt) = self.best_at_decode(now, sized, matches, decode, |_| true)?;
+        Some(self.at_decode(sized, index, &decode[index], prompt, decode.len()))
     }
 
     fn best_at_decode(
         &self,
         now: Instant,
-        asked: Asked<'_>,
+        sized: SizedRequest<'_>,
         matches: &Matches,
         decode: &[DecodeCandidate<'_>],
         may: impl Fn(&(usize, PromptAtDecode)) -> bool,
     ) -> Option<(usize, PromptAtDecode)> {
         let prompt = |(index, candidate): (usize, &DecodeCandidate<'_>)| {
             let node = self.nodes.get(candidate.node)?;
-            Some((index, self.prompt_at_decode(now, asked, node, matches.of(node))))
+            Some((index, self.prompt_at_decode(now, sized, node, matches.of(node))))
         };
         let prompts = decode.iter().enumerate().filter_map(prompt).filter(may);
         prompts.min_by(|(_, a), (_, b)| a.plan.finish().total_cmp(&b.plan.finish()))
@@ -158,7 +158,7 @@ impl Cluster {
 
     fn at_decode(
         &self,
-        asked: Asked<'_>,
+        sized: SizedRequest<'_>,
         index: usize,
         candidate: &DecodeCandidate<'_>,
         prompt: PromptAtDecode,
@@ -169,18 +169,18 @@ impl Cluster {
             ChosenDecode { node: candidate.node.clone(), tbt: duration(candidate.tbt), exposed: duration(0.0) };
         Chosen {
             prefill_index: None,
-            decode_index: Some(index).filter(|_| asked.request.wants_decode),
+            decode_index: Some(index).filter(|_| sized.request.wants_decode),
             prefill: candidate.node.clone(),
             held_tokens: plan.matched_tokens,
             plan,
-            terms: self.terms(asked.request, plan.compute),
+            terms: self.terms(sized.request, plan.compute),
             broken: 0,
             partial: None,
             fetches: false,
-            decode: Some(decode).filter(|_| asked.request.wants_decode),
+            decode: Some(decode).filter(|_| sized.request.wants_decode),
             ttft: duration(prompt.unshared().finish()),
             candidates,
-            output_tokens: asked.output_tokens,
+            output_tokens: sized.output_tokens,
         }
     }
 }

@@ -40,13 +40,13 @@ pub(super) struct Needs {
 
 /// A request, and what is expected of its answer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(super) struct SizedRequest<'a> {
     pub request: &'a PlacementRequest<'a>,
     /// Expected tokens of the answer.
     pub output_tokens: f64,
 }
 
-impl Asked<'_> {
+impl SizedRequest<'_> {
     /// What it takes of this decode node. As the node counts: the last token's KV is never
     /// computed.
     pub(super) fn needs(&self, node: &ClusterNode) -> Needs {
@@ -66,10 +66,10 @@ impl Needs {
 }
 
 impl Cluster {
-    pub(super) fn asked<'a>(&self, request: &'a PlacementRequest<'a>) -> Asked<'a> {
+    pub(super) fn sized<'a>(&self, request: &'a PlacementRequest<'a>) -> SizedRequest<'a> {
         let done = request.output_tokens;
         let output_tokens = self.output_lengths.expected_left(done, done.saturating_add(request.max_tokens));
-        Asked { request, output_tokens }
+        SizedRequest { request, output_tokens }
     }
 
     /// Who holds what of the request's prefix.
@@ -191,14 +191,14 @@ impl Cluster {
     }
 
     /// The same of a decode node.
-    pub(super) fn why_not_decode(&self, now: Instant, asked: Asked<'_>, node: &ClusterNode) -> LeftOut {
+    pub(super) fn why_not_decode(&self, now: Instant, sized: SizedRequest<'_>, node: &ClusterNode) -> LeftOut {
         match () {
-            () if asked.request.exclude.contains(&node.info().node) => LeftOut::Excluded,
+            () if sized.request.exclude.contains(&node.info().node) => LeftOut::Excluded,
             () if !self.is_usable(node) => LeftOut::State(node.state()),
-            () if !fits_decode(asked, node) => LeftOut::TooSmall,
-            () if !has_room(asked, node) => LeftOut::NoRoom,
-            () if asked.request.yields() && !has_seat_to_spare(node) => LeftOut::NoRoom,
-            () if self.decode_candidate(asked, node, 0).breaks => LeftOut::Breaks,
+            () if !fits_decode(sized, node) => LeftOut::TooSmall,
+            () if !has_room(sized, node) => LeftOut::NoRoom,
+            () if sized.request.yields() && !has_seat_to_spare(node) => LeftOut::NoRoom,
+            () if self.decode_candidate(sized, node, 0).breaks => LeftOut::Breaks,
             () if node.warmth(now, self.config.slow_start) < 1.0 => LeftOut::SlowStart,
             () => LeftOut::State(node.state()),
         }
@@ -289,20 +289,20 @@ impl Cluster {
     pub(super) fn decode_candidates(
         &self,
         now: Instant,
-        asked: Asked<'_>,
+        sized: SizedRequest<'_>,
         matches: &Matches,
     ) -> Result<Vec<DecodeCandidate<'_>>, Refusal> {
-        let request = asked.request;
+        let request = sized.request;
         let mut nodes = self.usable(NodeRole::Decode, request.exclude)?;
         let (prompt, output) = (request.prompt_tokens, request.max_tokens);
-        nodes.retain(|node| fits_decode(asked, node));
+        nodes.retain(|node| fits_decode(sized, node));
         if nodes.is_empty() {
             let message = format!("{prompt} prompt and {output} output tokens do not fit any decode node");
             return refuse(ErrorKind::Invalid, message, None);
         }
-        self.with_room(now, asked, &mut nodes)?;
+        self.with_room(now, sized, &mut nodes)?;
         if request.yields() {
-            nodes.retain(|node| !self.decode_candidate(asked, node, 0).breaks);
+            nodes.retain(|node| !self.decode_candidate(sized, node, 0).breaks);
             if nodes.is_empty() {
                 let message = "other requests would miss their time between tokens".to_owned();
                 return refuse(ErrorKind::Overloaded, message, Some(RETRY_UNAVAILABLE));
@@ -314,7 +314,7 @@ impl Cluster {
         let counts = self.holds_for_prefill();
         let held = |node: &ClusterNode| if counts(node) { matches.of(node) } else { 0 };
         let mut candidates: Vec<_> =
-            nodes.into_iter().map(|node| self.decode_candidate(asked, node, held(node))).collect();
+            nodes.into_iter().map(|node| self.decode_candidate(sized, node, held(node))).collect();
         // A refusal for the sake of admitted requests is for when there is no other node.
         if candidates.iter().any(|candidate| !candidate.breaks) {
             candidates.retain(|candidate| !candidate.breaks);
@@ -325,11 +325,11 @@ impl Cluster {
     /// Keeps the nodes that have blocks and a slot for the request beside all that is charged; if
     /// none has, those with a slot. Room is only guessed here, and sequences wait at their node if
     /// the guess was wrong.
-    fn with_room(&self, now: Instant, asked: Asked<'_>, nodes: &mut Vec<&ClusterNode>) -> Result<(), Refusal> {
+    fn with_room(&self, now: Instant, sized: SizedRequest<'_>, nodes: &mut Vec<&ClusterNode>) -> Result<(), Refusal> {
         let all = nodes.clone();
         let has_seat =
-            |node: &ClusterNode| if asked.request.yields() { has_seat_to_spare(node) } else { has_seat(node) };
-        nodes.retain(|node| has_room(asked, node) && has_seat(node));
+            |node: &ClusterNode| if sized.request.yields() { has_seat_to_spare(node) } else { has_seat(node) };
+        nodes.retain(|node| has_room(sized, node) && has_seat(node));
         if nodes.is_empty() {
             nodes.extend(all.iter().filter(|node| has_seat(node)));
         }
@@ -337,9 +337,9 @@ impl Cluster {
             return Ok(());
         }
         let best_room = all.iter().map(|node| free_blocks(node)).max().unwrap_or(0);
-        let needs = all.iter().map(|node| asked.needs(node).blocks).min().unwrap_or(0);
+        let needs = all.iter().map(|node| sized.needs(node).blocks).min().unwrap_or(0);
         let soonest = all.iter().filter_map(|node| self.next_end(now, node)).min();
-        let (prompt, output) = (asked.request.prompt_tokens, asked.request.max_tokens);
+        let (prompt, output) = (sized.request.prompt_tokens, sized.request.max_tokens);
         let message = format!(
             "no decode node has room for {prompt} prompt and {output} output tokens: {needs} blocks wanted, \
              {best_room} free at most"
@@ -347,19 +347,19 @@ impl Cluster {
         refuse(ErrorKind::Overloaded, message, Some(soonest.unwrap_or(RETRY_UNAVAILABLE)))
     }
 
-    fn decode_candidate<'a>(&self, asked: Asked<'_>, node: &'a ClusterNode, held: u32) -> DecodeCandidate<'a> {
+    fn decode_candidate<'a>(&self, sized: SizedRequest<'_>, node: &'a ClusterNode, held: u32) -> DecodeCandidate<'a> {
         let info = node.info();
         let charges = &node.charges;
         let (sequences, kv_tokens) = (charges.sequences() as f64, charges.kv_tokens as f64);
-        let prompt_blocks = info.layout.blocks_for(asked.request.prompt_tokens as usize);
+        let prompt_blocks = info.layout.blocks_for(sized.request.prompt_tokens as usize);
         let bytes = prompt_blocks.saturating_sub(held as usize) as f64 * info.layout.block_bytes_all_layers() as f64;
         let (push, push_last_layer) = self.transfers.push_seconds(&info.node, bytes, info.layout.num_layers);
-        let tbt = self.high_step_seconds(node, sequences + 1.0, kv_tokens + asked.needs(node).kv_tokens as f64);
+        let tbt = self.high_step_seconds(node, sequences + 1.0, kv_tokens + sized.needs(node).kv_tokens as f64);
         let without = || self.high_step_seconds(node, sequences, kv_tokens);
         DecodeCandidate {
             node: &info.node,
             tbt,
-            stream: tbt * asked.output_tokens,
+            stream: tbt * sized.output_tokens,
             push,
             push_last_layer,
             sequences: charges.sequences(),
@@ -387,16 +387,16 @@ fn has_place(node: &ClusterNode) -> bool {
     limit == 0 || node.charges.pending() < limit
 }
 
-fn fits_decode(asked: Asked<'_>, node: &ClusterNode) -> bool {
+fn fits_decode(sized: SizedRequest<'_>, node: &ClusterNode) -> bool {
     let info = node.info();
     // A decode node draws a second token; one that only computes the prompt draws the first.
-    let least_output = if asked.request.wants_decode { 2 } else { 1 };
-    asked.request.prompt_tokens.saturating_add(least_output) <= info.context_length
-        && asked.needs(node).blocks <= info.layout.num_blocks as usize
+    let least_output = if sized.request.wants_decode { 2 } else { 1 };
+    sized.request.prompt_tokens.saturating_add(least_output) <= info.context_length
+        && sized.needs(node).blocks <= info.layout.num_blocks as usize
 }
 
-fn has_room(asked: Asked<'_>, node: &ClusterNode) -> bool {
-    free_blocks(node) >= asked.needs(node).blocks && has_seat(node)
+fn has_room(sized: SizedRequest<'_>, node: &ClusterNode) -> bool {
+    free_blocks(node) >= sized.needs(node).blocks && has_seat(node)
 }
 
 /// No node takes the prompt: of those that it fits, all have full queues.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use baton_types::{NodeId, NodeRole};
 
 use super::at_decode::PromptAtDecode;
-use super::candidates::{Asked, Matches};
+use super::candidates::{Matches, SizedRequest};
 use super::place::{placement_of, verdict};
 use super::{Cluster, ClusterNode, NodeState, PromptsAtDecode};
 use crate::placement::{
@@ -127,14 +127,14 @@ impl fmt::Display for LeftOut {
 
 /// Which nodes of a role are told one by one.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Keep {
+pub(super) struct RowLimit {
     /// All, if there are no more than so many.
     up_to: usize,
     /// Of more, this many of the best candidates.
     best: usize,
 }
 
-impl Keep {
+impl RowLimit {
     /// All.
     const ALL: Self = Self { up_to: usize::MAX, best: usize::MAX };
     /// What is kept of every placement: bounded, and cheap beside it.
@@ -185,14 +185,14 @@ impl Cluster {
     ) -> Explanation {
         self.on_tick(now);
         let request = &self.bounded(request);
-        let (asked, matches) = (self.asked(request), self.matches(request));
+        let (sized, matches) = (self.sized(request), self.matches(request));
         let (policy, mut admission) = (self.placement.boxed_clone(), self.admission.boxed_clone());
-        let (chosen, rows) = self.look(now, asked, &matches, &*policy, Some(Keep::ALL), rng);
+        let (chosen, rows) = self.look(now, sized, &matches, &*policy, Some(RowLimit::ALL), rng);
         let decision = chosen.and_then(|chosen| {
-            let assessment = self.assess(now, asked, &chosen);
-            let pace = verdict(&mut *admission, &assessment)?;
+            let assessment = self.assess(now, sized, &chosen);
+            let first_token_delay = verdict(&mut *admission, &assessment)?;
             let fetch = self.fetch_of(now, &chosen, &matches);
-            Ok(placement_of(chosen, fetch, pace))
+            Ok(placement_of(chosen, fetch, first_token_delay))
         });
         self.explanation(decision, rows.unwrap_or_default())
     }
@@ -215,11 +215,11 @@ impl Cluster {
     pub(super) fn rows(
         &self,
         now: Instant,
-        (asked, matches): (Asked<'_>, &Matches),
+        (sized, matches): (SizedRequest<'_>, &Matches),
         (prefill, decode): (&[PrefillCandidate<'_>], &[DecodeCandidate<'_>]),
         (chosen_prefill, chosen_decode): (Option<usize>, Option<usize>),
         policy: &dyn PlacementPolicy,
-        keep: Keep,
+        keep: RowLimit,
     ) -> Rows {
         let target = chosen_decode.map(|index| &decode[index]);
         let prefill_row = |index: usize, candidate: &PrefillCandidate<'_>| PrefillExplanation {
@@ -228,7 +228,7 @@ impl Cluster {
             pending: candidate.pending,
             local: Some(candidate.local),
             fetch: candidate.fetch,
-            cost: policy.cost(asked.request, candidate, target),
+            cost: policy.cost(sized.request, candidate, target),
         };
         let decode_row = |index: usize, candidate: &DecodeCandidate<'_>| DecodeExplanation {
             node: candidate.node.clone(),
@@ -240,13 +240,13 @@ impl Cluster {
                 .nodes
                 .get(candidate.node)
                 .filter(|_| self.config.prompts_at_decode != PromptsAtDecode::Never)
-                .map(|node| self.prompt_at_decode(now, asked, node, matches.of(node))),
+                .map(|node| self.prompt_at_decode(now, sized, node, matches.of(node))),
         };
         let sooner = |candidate: &PrefillCandidate<'_>| {
             candidate.plans().map(|(plan, _)| plan.finish()).fold(f64::INFINITY, f64::min)
         };
-        let why_not_prefill = |node: &ClusterNode| Verdict::LeftOut(self.why_not_prefill(now, asked.request, node));
-        let why_not_decode = |node: &ClusterNode| Verdict::LeftOut(self.why_not_decode(now, asked, node));
+        let why_not_prefill = |node: &ClusterNode| Verdict::LeftOut(self.why_not_prefill(now, sized.request, node));
+        let why_not_decode = |node: &ClusterNode| Verdict::LeftOut(self.why_not_decode(now, sized, node));
         let mut rows = Rows::default();
         (rows.prefill, rows.prefill_rest) = match self.nodes.count(NodeRole::Prefill) {
             nodes if nodes <= keep.up_to => {
@@ -263,7 +263,7 @@ impl Cluster {
                 (best.into_iter().map(|index| prefill_row(index, &prefill[index])).collect(), rest)
             }
         };
-        if !asked.request.wants_decode {
+        if !sized.request.wants_decode {
             return rows;
         }
         (rows.decode, rows.decode_rest) = match self.nodes.count(NodeRole::Decode) {

@@ -182,9 +182,9 @@ mod tests {
         let placement = place(&mut cluster, now, &request(1, &hashes)).unwrap();
         assert_eq!(placement.fetch.map(|fetch| (fetch.from, fetch.tokens)), Some((id("d1"), 128)));
         // Nor does it spare a decode node the push.
-        let asked = request(2, &hashes);
+        let sized = request(2, &hashes);
         let matches = cluster.matches_of(&hashes);
-        let candidates = cluster.decode_candidates(now, cluster.asked(&asked), &matches).unwrap();
+        let candidates = cluster.decode_candidates(now, cluster.sized(&sized), &matches).unwrap();
         let push: Vec<_> = candidates.iter().map(|candidate| candidate.push).collect();
         assert!(push[0] > push[2] && push[2] > push[1], "{push:?}");
         let third = NodeInfo { kv_class: "third".to_owned(), ..info("p2", NodeRole::Prefill, 1) };
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(cluster.holder_for(now, &matches, cluster.node(&id("p2")).unwrap(), 0), None);
         let other = NodeInfo { kv_class: "other".to_owned(), ..info("p3", NodeRole::Prefill, 1) };
         cluster.on_node_joined(now, other);
-        let candidates = cluster.decode_candidates(now, cluster.asked(&asked), &matches).unwrap();
+        let candidates = cluster.decode_candidates(now, cluster.sized(&sized), &matches).unwrap();
         assert!(candidates[0].push < candidates[1].push, "a node that computes alike may send it");
     }
 
@@ -206,7 +206,7 @@ mod tests {
         let decode = |cluster: &Cluster, alike: &[&str]| {
             let alike: Vec<_> = alike.iter().map(|name| id(name)).collect();
             let request = crate::placement::PlacementRequest { alike: &alike, output_tokens: 9, ..request(1, &[]) };
-            let candidates = cluster.decode_candidates(now, cluster.asked(&request), &cluster.matches_of(&[])).unwrap();
+            let candidates = cluster.decode_candidates(now, cluster.sized(&request), &cluster.matches_of(&[])).unwrap();
             candidates.iter().map(|candidate| candidate.node.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(decode(&cluster, &["p0", "d0"]), ["d3"], "as the node that is gone");
@@ -226,8 +226,8 @@ mod tests {
         assert_eq!(holders(&cluster, start), named(["d2", "d1"]));
         let hashes = hashes();
         let only_p0 = [id("p1")];
-        let asked = crate::placement::PlacementRequest { exclude: &only_p0, ..request(1, &hashes) };
-        let placement = place(&mut cluster, start, &asked).unwrap();
+        let sized = crate::placement::PlacementRequest { exclude: &only_p0, ..request(1, &hashes) };
+        let placement = place(&mut cluster, start, &sized).unwrap();
         assert_eq!(placement.fetch.map(|fetch| (fetch.from, fetch.tokens)), Some((id("d2"), 112)));
         cluster.on_ended(start, key(1));
         let later = start + FIRST_PAUSE;

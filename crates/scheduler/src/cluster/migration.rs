@@ -14,7 +14,7 @@ const GROWTH_BLOCKS: usize = 4;
 
 /// Another decode node for a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Migrate {
+pub struct MigrationChoice {
     /// Where it goes on.
     pub to: NodeId,
     /// Where it is, and what of it can be fetched from there.
@@ -32,7 +32,7 @@ impl Cluster {
         (key, migrated): (RequestKey, RequestKey),
         tokens: u32,
         exclude: &[NodeId],
-    ) -> Option<Migrate> {
+    ) -> Option<MigrationChoice> {
         let (from, charge) = self.charges.get(&key)?.decode.clone()?;
         let source = self.nodes.get(&from.0)?;
         let charge = source.charges.decode(key).unwrap_or(charge);
@@ -46,7 +46,7 @@ impl Cluster {
         let start = (to.info().node.clone(), to.info().generation);
         let fetch = PrefixFetch { from: from.0.clone(), tokens: full * layout.block_tokens, bytes };
         self.charge_migration(now, migrated, (start.clone(), charge), (from, bytes));
-        Some(Migrate { to: start.0, fetch })
+        Some(MigrationChoice { to: start.0, fetch })
     }
 
     /// Another decode node for a request whose own refused it a grant: the one with the most room,

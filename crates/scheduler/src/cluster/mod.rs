@@ -11,7 +11,7 @@ mod forecast;
 mod holders;
 mod migration;
 mod node;
-mod outlook;
+mod node_forecast;
 mod partial_prefill;
 mod place;
 mod replicate;
@@ -38,9 +38,9 @@ use table::NodeTable;
 
 pub use at_decode::PromptAtDecode;
 pub use explain::{DecodeExplanation, Explanation, LeftOut, PrefillExplanation, Verdict};
-pub use migration::Migrate;
+pub use migration::MigrationChoice;
 pub use node::{ClusterNode, NodeState};
-pub use outlook::NodeOutlook;
+pub use node_forecast::NodeForecast;
 pub use replicate::{PrefixDemand, Replication, ReplicationOrder};
 
 /// Bounds and settings of a [`Cluster`].
@@ -192,13 +192,13 @@ pub struct Cluster {
     /// Names of the KV compatibility classes; a node knows the number of its own.
     kv_classes: Vec<String>,
     pauses: HolderPauses,
-    copies: Replications,
+    replications: Replications,
     output_lengths: OutputLength,
     /// Of the predicted time to first token.
     ttft_residuals: Residuals,
     charges: BTreeMap<RequestKey, Charge>,
     /// Requests that wait in the admission queue, to be placed.
-    held: BTreeSet<RequestKey>,
+    retryable: BTreeSet<RequestKey>,
 }
 
 /// [`ClusterConfig::max_wait`] if not set otherwise.
@@ -230,11 +230,11 @@ impl Cluster {
             transfers: TransferCost::new(config.bandwidth),
             kv_classes: Vec::new(),
             pauses: holders::no_pauses(),
-            copies: Replications::default(),
+            replications: Replications::default(),
             output_lengths: OutputLength::new(FIRST_OUTPUT_TOKENS),
             ttft_residuals: Residuals::default(),
             charges: BTreeMap::new(),
-            held: BTreeSet::new(),
+            retryable: BTreeSet::new(),
         }
     }
 
@@ -260,7 +260,7 @@ impl Cluster {
 
     /// Nothing is placed here any more: what was charged, or waits, is in the books of another.
     pub fn forget_charges(&mut self, now: Instant) {
-        let keys: Vec<_> = self.charges.keys().chain(&self.held).copied().collect();
+        let keys: Vec<_> = self.charges.keys().chain(&self.retryable).copied().collect();
         keys.into_iter().for_each(|key| self.on_ended(now, key));
     }
 
@@ -522,7 +522,7 @@ impl Cluster {
     /// The attempt is over, one way or the other: everything that it was charged is given back.
     /// Unknown ones are ignored.
     pub fn on_ended(&mut self, now: Instant, key: RequestKey) {
-        self.held.remove(&key);
+        self.retryable.remove(&key);
         self.on_fetch_done(key);
         let Some(charge) = self.charges.remove(&key) else { return };
         for start in charge.prefill.iter().chain(&charge.tail) {

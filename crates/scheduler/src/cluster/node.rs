@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use baton_kv_cache::NodeSlot;
 use baton_types::{Load, NodeInfo};
 
-use super::outlook::LastSteps;
+use super::node_forecast::LastSteps;
 use crate::cost::SpeedFactor;
 use crate::ledger::NodeCharges;
 

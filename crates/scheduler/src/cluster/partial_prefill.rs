@@ -11,7 +11,7 @@ use std::time::Instant;
 use baton_types::{NodeId, QueueTerms};
 
 use super::at_decode::chunk_beside_batch;
-use super::candidates::Asked;
+use super::candidates::SizedRequest;
 use super::{Cluster, ClusterNode};
 use crate::cost::duration;
 use crate::decode::slice_layers;
@@ -53,12 +53,12 @@ impl Cluster {
     pub(super) fn plan_partial_prefill(
         &self,
         now: Instant,
-        asked: Asked<'_>,
+        sized: SizedRequest<'_>,
         prefill: &NodeId,
         plan: &PrefillPlan,
         decode: Option<&DecodeCandidate<'_>>,
     ) -> Option<PartialPrefill> {
-        let request = asked.request;
+        let request = sized.request;
         if !self.config.takes_partial_prefills || !request.wants_decode || request.bypass_cache {
             return None;
         }
@@ -76,7 +76,7 @@ impl Cluster {
         // Who decodes there by then.
         let batch = self.expected_at(now, now + duration(turn), to);
         let cuts = self.cut_points(request.prompt_tokens, plan.matched_tokens, from.info().layout.block_tokens);
-        let cuts = cuts.filter_map(|head_end| self.cut_at(asked, (from, to), plan, (busy, batch), head_end));
+        let cuts = cuts.filter_map(|head_end| self.cut_at(sized, (from, to), plan, (busy, batch), head_end));
         let best = cuts.min_by(|a, b| a.finish().total_cmp(&b.finish()))?;
         let gain = plan.compute - best.finish();
         (gain >= (plan.compute * LEAST_GAIN).max(LEAST_SECONDS)).then_some(best)
@@ -94,13 +94,13 @@ impl Cluster {
 
     fn cut_at(
         &self,
-        asked: Asked<'_>,
+        sized: SizedRequest<'_>,
         (from, to): (&ClusterNode, &ClusterNode),
         plan: &PrefillPlan,
         (busy, batch): (f64, DecodeForecast),
         head_end: u32,
     ) -> Option<PartialPrefill> {
-        let tokens = asked.request.prompt_tokens;
+        let tokens = sized.request.prompt_tokens;
         let partial_prefill_tokens = tokens - head_end;
         let seconds = |node: &ClusterNode, tokens, cached| {
             node.speed.seconds(self.costs[node.class].1.prefill.one_chunk(tokens, cached))
@@ -130,12 +130,12 @@ impl Cluster {
     pub(super) fn head_of(
         &self,
         now: Instant,
-        asked: Asked<'_>,
+        sized: SizedRequest<'_>,
         prefill: &NodeId,
         plan: &PrefillPlan,
         partial: &PartialPrefill,
     ) -> (PrefillPlan, QueueTerms, usize) {
-        let terms = self.terms(asked.request, partial.head);
+        let terms = self.terms(sized.request, partial.head);
         let (plan, broken) = self.reordered(now, terms, prefill, &PrefillPlan { compute: partial.head, ..*plan });
         (plan, terms, broken)
     }

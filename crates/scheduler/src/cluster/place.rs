@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, RequestKey, Slo, Tbt, Ttft};
 
-use super::candidates::{Asked, Matches, Needs};
-use super::explain::{Explanation, Keep, Rows};
+use super::candidates::{Matches, Needs, SizedRequest};
+use super::explain::{Explanation, RowLimit, Rows};
 use super::partial_prefill::PartialPrefill;
 use super::{Cluster, ClusterNode, PromptsAtDecode};
 use crate::admission::{AdmissionPolicy, Assessment, DecodeLoad, Excess, Relief};
@@ -70,19 +70,19 @@ pub(super) struct ChosenDecode {
 /// Whether a choice is taken in, and then how long its first token is kept back.
 pub(super) fn verdict(admission: &mut dyn AdmissionPolicy, assessment: &Assessment) -> Result<Duration, Refusal> {
     match admission.admit(assessment).and_then(|()| assessment.check_wait()) {
-        Ok(()) => Ok(admission.pace(assessment)),
+        Ok(()) => Ok(admission.first_token_delay(assessment)),
         Err(excess) => {
             // An objective of years is no reason to wait for years.
             let may_wait = assessment.max_wait.is_none_or(|limit| assessment.waited < limit);
-            let hold = admission.hold(assessment.slo_left(), assessment.ttft_high, &excess).filter(|_| may_wait);
+            let hold = admission.queue_for(assessment.slo_left(), assessment.ttft_high, &excess).filter(|_| may_wait);
             Err(Refusal { hold, ..refusal_of(&excess, assessment.relief) })
         }
     }
 }
 
-pub(super) fn placement_of(chosen: Chosen, fetch: Option<PrefixFetch>, pace: Duration) -> Placement {
+pub(super) fn placement_of(chosen: Chosen, fetch: Option<PrefixFetch>, first_token_delay: Duration) -> Placement {
     Placement {
-        pace,
+        first_token_delay,
         estimated_ttft: Ttft(chosen.ttft),
         estimated_tbt: chosen.decode.as_ref().map(|decode| Tbt(decode.tbt)),
         estimated_exposed: chosen.decode.as_ref().map(|decode| decode.exposed),
@@ -116,7 +116,7 @@ impl Cluster {
         request: &PlacementRequest<'_>,
         rng: &mut impl FnMut() -> u64,
     ) -> Explanation {
-        let (decision, rows) = self.decide(now, request, Some(Keep::BEST), rng);
+        let (decision, rows) = self.decide(now, request, Some(RowLimit::BEST), rng);
         self.explanation(decision, rows.unwrap_or_default())
     }
 
@@ -124,7 +124,7 @@ impl Cluster {
         &mut self,
         now: Instant,
         request: &PlacementRequest<'_>,
-        keep: Option<Keep>,
+        keep: Option<RowLimit>,
         rng: &mut dyn FnMut() -> u64,
     ) -> (Result<Placement, Refusal>, Option<Rows>) {
         self.on_ended(now, request.key);
@@ -134,10 +134,10 @@ impl Cluster {
             node.charges.backlog.settle(now);
         }
         let request = &self.bounded(request);
-        let (asked, matches) = (self.asked(request), self.matches(request));
-        let (chosen, rows) = self.look(now, asked, &matches, &*self.placement, keep, rng);
-        let placed = chosen.and_then(|chosen| self.take_in(now, asked, chosen, &matches));
-        (placed.map_err(|refusal| self.hold(request.key, refusal)), rows)
+        let (sized, matches) = (self.sized(request), self.matches(request));
+        let (chosen, rows) = self.look(now, sized, &matches, &*self.placement, keep, rng);
+        let placed = chosen.and_then(|chosen| self.take_in(now, sized, chosen, &matches));
+        (placed.map_err(|refusal| self.keep_retryable(request.key, refusal)), rows)
     }
 
     /// The request with the longest wait that the cluster grants it. What was accepted is served.
@@ -156,40 +156,40 @@ impl Cluster {
     pub(super) fn look(
         &self,
         now: Instant,
-        asked: Asked<'_>,
+        sized: SizedRequest<'_>,
         matches: &Matches,
         policy: &dyn PlacementPolicy,
-        keep: Option<Keep>,
+        keep: Option<RowLimit>,
         rng: &mut dyn FnMut() -> u64,
     ) -> (Result<Chosen, Refusal>, Option<Rows>) {
-        let request = asked.request;
+        let request = sized.request;
         let prefill = self.prefill_candidates(now, request, matches);
         let alone = self.decode_nodes_are_alone(&prefill);
         // Without a prefill node nothing depends on the decode nodes, but an explanation may ask
         // for them.
         let decode = match alone || request.wants_decode && (prefill.is_ok() || keep.is_some()) {
-            true => self.decode_candidates(now, asked, matches),
+            true => self.decode_candidates(now, sized, matches),
             false => Ok(Vec::new()),
         };
         let chosen = match (&prefill, &decode) {
             (Ok(prefill), Ok(decode)) => {
-                let pair = self.choose(now, asked, (prefill, decode), policy, rng);
-                Ok(self.or_at_decode(now, asked, matches, decode, pair))
+                let pair = self.choose(now, sized, (prefill, decode), policy, rng);
+                Ok(self.or_at_decode(now, sized, matches, decode, pair))
             }
             (Err(refusal), Ok(decode)) if alone => {
-                self.only_at_decode(now, asked, matches, decode).ok_or_else(|| refusal.clone())
+                self.only_at_decode(now, sized, matches, decode).ok_or_else(|| refusal.clone())
             }
             // Decode nodes are there, and cannot take it now: that is what the client waits for.
             (Err(_), Err(refusal)) if alone && refusal.kind == ErrorKind::Overloaded => {
-                Err(self.held(refusal.clone(), request.slo_left()))
+                Err(self.with_queue_time(refusal.clone(), request.slo_left()))
             }
             (Err(refusal), _) => Err(refusal.clone()),
-            (_, Err(refusal)) => Err(self.held(refusal.clone(), request.slo_left())),
+            (_, Err(refusal)) => Err(self.with_queue_time(refusal.clone(), request.slo_left())),
         };
         let rows = keep.map(|keep| {
             let candidates = (prefill.as_deref().unwrap_or_default(), decode.as_deref().unwrap_or_default());
             let chosen = chosen.as_ref().ok().map(|chosen| (chosen.prefill_index, chosen.decode_index));
-            self.rows(now, (asked, matches), candidates, chosen.unwrap_or_default(), policy, keep)
+            self.rows(now, (sized, matches), candidates, chosen.unwrap_or_default(), policy, keep)
         });
         (chosen, rows)
     }
@@ -204,38 +204,38 @@ impl Cluster {
     fn take_in(
         &mut self,
         now: Instant,
-        asked: Asked<'_>,
+        sized: SizedRequest<'_>,
         chosen: Chosen,
         matches: &Matches,
     ) -> Result<Placement, Refusal> {
-        let assessment = self.assess(now, asked, &chosen);
-        let pace = match asked.request.accepted {
+        let assessment = self.assess(now, sized, &chosen);
+        let first_token_delay = match sized.request.accepted {
             false => verdict(&mut *self.admission, &assessment)?,
-            true => self.admission.pace(&assessment),
+            true => self.admission.first_token_delay(&assessment),
         };
         let fetch = self.fetch_of(now, &chosen, matches);
-        self.charge(now, asked, &chosen, fetch.as_ref());
-        Ok(placement_of(chosen, fetch, pace))
+        self.charge(now, sized, &chosen, fetch.as_ref());
+        Ok(placement_of(chosen, fetch, first_token_delay))
     }
 
     /// The policy's choice from these candidates, of which there is a prefill node at least.
     fn choose(
         &self,
         now: Instant,
-        asked: Asked<'_>,
+        sized: SizedRequest<'_>,
         (prefill, decode): (&[PrefillCandidate<'_>], &[DecodeCandidate<'_>]),
         policy: &dyn PlacementPolicy,
         rng: &mut dyn FnMut() -> u64,
     ) -> Chosen {
-        let request = asked.request;
+        let request = sized.request;
         let choice = policy.choose(request, prefill, decode, rng);
         let candidate = &prefill[choice.prefill];
         let terms = self.terms(request, candidate.plan(choice.fetch).compute);
         let (plan, broken) = self.reordered(now, terms, candidate.node, candidate.plan(choice.fetch));
         let decode = choice.decode.map(|index| &decode[index]);
-        let partial = self.plan_partial_prefill(now, asked, candidate.node, &plan, decode);
+        let partial = self.plan_partial_prefill(now, sized, candidate.node, &plan, decode);
         let (plan, terms, broken) = match &partial {
-            Some(partial) => self.head_of(now, asked, candidate.node, &plan, partial),
+            Some(partial) => self.head_of(now, sized, candidate.node, &plan, partial),
             None => (plan, terms, broken),
         };
         let after = partial.map_or(0.0, |partial| partial.after);
@@ -256,14 +256,15 @@ impl Cluster {
             }),
             ttft: duration(estimated_ttft(&plan, decode).max(plan.finish() + after)),
             candidates: prefill.len(),
-            output_tokens: asked.output_tokens,
+            output_tokens: sized.output_tokens,
         }
     }
 
     /// A refusal for want of room, as one that may pass if the admission policy waits for such.
-    fn held(&self, refusal: Refusal, slo: Slo) -> Refusal {
+    fn with_queue_time(&self, refusal: Refusal, slo: Slo) -> Refusal {
         let full = Excess::KvBlocks { share: 1.0 };
-        let hold = self.admission.hold(slo, Duration::ZERO, &full).filter(|_| refusal.kind == ErrorKind::Overloaded);
+        let hold =
+            self.admission.queue_for(slo, Duration::ZERO, &full).filter(|_| refusal.kind == ErrorKind::Overloaded);
         Refusal { hold, ..refusal }
     }
 
@@ -296,11 +297,11 @@ impl Cluster {
         }
     }
 
-    pub(super) fn assess(&self, now: Instant, asked: Asked<'_>, chosen: &Chosen) -> Assessment {
-        let request = asked.request;
+    pub(super) fn assess(&self, now: Instant, sized: SizedRequest<'_>, chosen: &Chosen) -> Assessment {
+        let request = sized.request;
         let ttft = chosen.ttft;
         let node = chosen.decode.as_ref().and_then(|decode| self.nodes.get(&decode.node));
-        let newcomer = node.map(|node| DecodeForecast::of(&decode_charge((now, now), asked, node)));
+        let newcomer = node.map(|node| DecodeForecast::of(&decode_charge((now, now), sized, node)));
         let with = |forecast: fn(&Self, Instant, Instant, &ClusterNode) -> DecodeForecast| -> Option<DecodeLoad> {
             let node = node?;
             Some(self.decode_load(node, forecast(self, now, now + ttft, node), newcomer?))
@@ -359,15 +360,15 @@ impl Cluster {
         self.nodes.get(node).filter(|node| node.info().role == NodeRole::Decode)
     }
 
-    fn charge(&mut self, now: Instant, asked: Asked<'_>, chosen: &Chosen, fetch: Option<&PrefixFetch>) {
-        let request = asked.request;
+    fn charge(&mut self, now: Instant, sized: SizedRequest<'_>, chosen: &Chosen, fetch: Option<&PrefixFetch>) {
+        let request = sized.request;
         let ttft = chosen.ttft;
         let key = request.key;
         let mut charge =
             Charge { prefill: None, tail: None, fetch: None, decode: None, placed: now, ttft, prefilled: false };
         if let Some(node) = self.takes_room(chosen) {
             let start = (node.info().node.clone(), node.info().generation);
-            charge.decode = Some((start, decode_charge((now, now + ttft), asked, node)));
+            charge.decode = Some((start, decode_charge((now, now + ttft), sized, node)));
         }
         if let Some((start, decode)) = &charge.decode
             && let Some(node) = self.nodes.get_mut(&start.0)
@@ -401,10 +402,10 @@ impl Cluster {
     }
 }
 
-fn decode_charge((now, begins): (Instant, Instant), asked: Asked<'_>, node: &ClusterNode) -> DecodeCharge {
-    let Needs { blocks, kv_tokens } = asked.needs(node);
-    let (prompt_tokens, max_tokens) = (asked.request.prompt_tokens, asked.request.max_tokens);
-    let tbt = asked.request.slo.tbt.map(|Tbt(limit)| limit);
+fn decode_charge((now, begins): (Instant, Instant), sized: SizedRequest<'_>, node: &ClusterNode) -> DecodeCharge {
+    let Needs { blocks, kv_tokens } = sized.needs(node);
+    let (prompt_tokens, max_tokens) = (sized.request.prompt_tokens, sized.request.max_tokens);
+    let tbt = sized.request.slo.tbt.map(|Tbt(limit)| limit);
     DecodeCharge { blocks, prompt_tokens, max_tokens, kv_tokens, tbt, begins, begun: false, charged: now }
 }
 

@@ -15,9 +15,9 @@
 //! has room that is free or cold ([`COLD_AFTER`]). Only what each new holder will be asked for
 //! within that same time is replicated: so what comes is never colder than what goes.
 //!
-//! **How often.** One replication at a time to a node, and [`MOST_COPIES`] in the cluster. None of
-//! the same prefix to the same node follows within a pause, whether the replication failed or its
-//! blocks were evicted so soon. The pause grows with each.
+//! **How often.** One replication at a time to a node, and [`MAX_REPLICATIONS`] in the cluster.
+//! None of the same prefix to the same node follows within a pause, whether the replication failed
+//! or its blocks were evicted so soon. The pause grows with each.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,9 +37,9 @@ const HOLDER_SHARE: f64 = 0.25;
 /// Seconds of work before a node that takes no replications.
 const BUSY: f64 = 0.5;
 /// Replications under way.
-const MOST_COPIES: usize = 4;
+const MAX_REPLICATIONS: usize = 4;
 /// A node that has not answered by then will not.
-const COPY_TIMEOUT: Duration = Duration::from_secs(60);
+const REPLICATION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Until the same prefix is replicated to the same node again.
 const FIRST_PAUSE: Duration = Duration::from_secs(15);
 const LONGEST_PAUSE: Duration = Duration::from_secs(900);
@@ -108,7 +108,7 @@ fn wanted_holders(demand: f64, most: usize) -> usize {
 }
 
 /// A prefix as the cluster has it.
-struct Held<'a> {
+struct CachedPrefix<'a> {
     chain: &'a PrefixDemand,
     matches: Matches,
     demand: f64,
@@ -145,13 +145,13 @@ impl Cluster {
         if self.config.replicas < 2 || !self.config.fetches {
             return Vec::new();
         }
-        let mut prefixes: Vec<_> = hot.iter().filter_map(|chain| self.prefix_held(chain)).collect();
+        let mut prefixes: Vec<_> = hot.iter().filter_map(|chain| self.cached_prefix(chain)).collect();
         let mut orders = Vec::new();
-        while self.copies.under_way.len() < MOST_COPIES {
+        while self.replications.under_way.len() < MAX_REPLICATIONS {
             prefixes
                 .sort_by(|a, b| (b.demand / b.holders.max(1) as f64).total_cmp(&(a.demand / a.holders.max(1) as f64)));
             let order = prefixes.iter().enumerate().find_map(|(index, prefix)| {
-                let (to, from) = self.copy_of(now, prefix)?;
+                let (to, from) = self.replication_of(now, prefix)?;
                 let held = prefix.matches.of(to);
                 let layout = &to.info().layout;
                 let blocks = prefix.chain.hashes.len() as u64;
@@ -169,23 +169,23 @@ impl Cluster {
         orders
     }
 
-    fn prefix_held<'a>(&self, chain: &'a PrefixDemand) -> Option<Held<'a>> {
+    fn cached_prefix<'a>(&self, chain: &'a PrefixDemand) -> Option<CachedPrefix<'a>> {
         let prefix = *chain.hashes.last()?;
         let blocks = chain.hashes.len() as u32;
         let matches = self.matches_of(&chain.hashes);
         let ready = || self.nodes.of_role(NodeRole::Prefill).filter(|node| node.is_ready());
         let holders = ready().filter(|node| matches.of(node) >= blocks).count();
-        let coming = self.copies.under_way.values().filter(|copy| copy.prefix == prefix).count();
+        let coming = self.replications.under_way.values().filter(|replication| replication.prefix == prefix).count();
         // What it saves is told by any node: a cluster's nodes cost about the same.
         let node = ready().next()?;
         let tokens = blocks * node.info().layout.block_tokens;
         let seconds = node.speed.seconds(self.costs[node.class].1.prefill.prompt(tokens, 0));
-        Some(Held { chain, matches, demand: chain.per_second * seconds, holders: holders + coming })
+        Some(CachedPrefix { chain, matches, demand: chain.per_second * seconds, holders: holders + coming })
     }
 
     /// The node that a prefix is replicated to next, and the node that it is fetched from, if there
     /// are such.
-    fn copy_of(&self, now: Instant, prefix: &Held<'_>) -> Option<(&ClusterNode, &ClusterNode)> {
+    fn replication_of(&self, now: Instant, prefix: &CachedPrefix<'_>) -> Option<(&ClusterNode, &ClusterNode)> {
         let wanted = wanted_holders(prefix.demand, self.config.replicas);
         let per_replication = prefix.chain.per_second / (prefix.holders + 1) as f64;
         if prefix.holders >= wanted || per_replication * COLD_AFTER.as_secs_f64() < 1.0 {
@@ -198,12 +198,12 @@ impl Cluster {
         targets.into_iter().find_map(|to| Some((to, self.source_of(now, prefix, to)?)))
     }
 
-    fn may_replicate_to(&self, now: Instant, node: &ClusterNode, prefix: &Held<'_>) -> bool {
+    fn may_replicate_to(&self, now: Instant, node: &ClusterNode, prefix: &CachedPrefix<'_>) -> bool {
         let (info, chain) = (node.info(), &prefix.chain.hashes);
         let held = prefix.matches.of(node) as usize;
-        let is_free = || self.copies.under_way.values().all(|copy| copy.to != info.node);
+        let is_free = || self.replications.under_way.values().all(|replication| replication.to != info.node);
         let is_due =
-            || chain.last().is_some_and(|last| !self.copies.pauses.is_paused(now, &(info.node.clone(), *last)));
+            || chain.last().is_some_and(|last| !self.replications.pauses.is_paused(now, &(info.node.clone(), *last)));
         let is_idle = node.load().waiting == 0 && self.work(now, node) < BUSY;
         let lacks = held < chain.len() && room(node) >= chain.len() - held;
         info.replicates_prefixes && node.is_ready() && lacks && is_idle && is_free() && is_due()
@@ -221,7 +221,7 @@ impl Cluster {
     }
 
     /// A node that has all of it for this reader.
-    fn source_of(&self, now: Instant, prefix: &Held<'_>, to: &ClusterNode) -> Option<&ClusterNode> {
+    fn source_of(&self, now: Instant, prefix: &CachedPrefix<'_>, to: &ClusterNode) -> Option<&ClusterNode> {
         let may = |node: &ClusterNode| !self.is_paused(now, &node.info().node, &to.info().node);
         let (from, blocks) = self.longest_holder(&prefix.matches, to.kv_class, may)?;
         (blocks as usize >= prefix.chain.hashes.len()).then_some(from)
@@ -233,48 +233,54 @@ impl Cluster {
         self.transfers.begin(&from, bytes);
         let charged = self.nodes.get(&from).map(|node| (from.clone(), node.info().generation));
         // Whatever becomes of it: what is evicted again so soon is not fetched again at once.
-        self.copies.pauses.failed(now, (order.to.clone(), prefix));
-        let copy = UnderWay { to: order.to.clone(), from, charged, bytes, prefix, ordered: now };
-        self.copies.under_way.insert(order.key, copy);
+        self.replications.pauses.failed(now, (order.to.clone(), prefix));
+        let replication = UnderWay { to: order.to.clone(), from, charged, bytes, prefix, ordered: now };
+        self.replications.under_way.insert(order.key, replication);
     }
 
     /// What became of a replication. `false` if it is none of those under way.
     pub fn on_replication_done(&mut self, now: Instant, key: RequestKey, report: &FetchReport) -> bool {
-        let Some(copy) = self.end_replication(key) else { return false };
+        let Some(replication) = self.end_replication(key) else { return false };
         // Bulk transfers yield to others, so their time says nothing of the link.
         let timeless = FetchReport { bytes: 0, ..report.clone() };
-        self.on_fetched(now, &copy.from, &copy.to, &timeless);
+        self.on_fetched(now, &replication.from, &replication.to, &timeless);
         true
     }
 
     /// Replications of which nothing has been heard for too long, and their targets: they are
     /// forgotten here, and to be aborted there.
     fn overdue_replications(&mut self, now: Instant) -> Vec<(RequestKey, NodeId)> {
-        let is_late = |copy: &UnderWay| now.saturating_duration_since(copy.ordered) >= COPY_TIMEOUT;
-        let late: Vec<_> =
-            self.copies.under_way.iter().filter(|(_, copy)| is_late(copy)).map(|(key, _)| *key).collect();
+        let is_late =
+            |replication: &UnderWay| now.saturating_duration_since(replication.ordered) >= REPLICATION_TIMEOUT;
+        let late: Vec<_> = self
+            .replications
+            .under_way
+            .iter()
+            .filter(|(_, replication)| is_late(replication))
+            .map(|(key, _)| *key)
+            .collect();
         late.into_iter().filter_map(|key| Some((key, self.end_replication(key)?.to))).collect()
     }
 
     /// A start of a node is gone: what came to it will not, and what it sends is charged to no
     /// node.
     pub(super) fn end_replications_of(&mut self, gone: &NodeStart) {
-        self.copies.pauses.retain(|(node, _)| *node != gone.0);
-        for copy in self.copies.under_way.values_mut() {
-            copy.charged.take_if(|charged| charged == gone);
+        self.replications.pauses.retain(|(node, _)| *node != gone.0);
+        for replication in self.replications.under_way.values_mut() {
+            replication.charged.take_if(|charged| charged == gone);
         }
-        let to_it = self.copies.under_way.iter().filter(|(_, copy)| copy.to == gone.0);
+        let to_it = self.replications.under_way.iter().filter(|(_, replication)| replication.to == gone.0);
         for key in to_it.map(|(key, _)| *key).collect::<Vec<_>>() {
             self.end_replication(key);
         }
     }
 
     fn end_replication(&mut self, key: RequestKey) -> Option<UnderWay> {
-        let copy = self.copies.under_way.remove(&key)?;
-        if let Some((from, _)) = &copy.charged {
-            self.transfers.end(from, copy.bytes);
+        let replication = self.replications.under_way.remove(&key)?;
+        if let Some((from, _)) = &replication.charged {
+            self.transfers.end(from, replication.bytes);
         }
-        Some(copy)
+        Some(replication)
     }
 }
 

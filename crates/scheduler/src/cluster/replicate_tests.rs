@@ -196,9 +196,9 @@ fn what_is_never_answered_for_is_forgotten() {
     assert_eq!(order(&mut cluster, start, &[hot(1, 10, 9.0)], 0).len(), 2);
     cluster.on_node_left(start, &id("p1"), Generation(1));
     assert!(!cluster.on_replication_done(start, key(0), &FetchReport::default()), "its target is gone");
-    assert_eq!(cluster.overdue_replications(start + COPY_TIMEOUT / 2), []);
-    assert_eq!(cluster.overdue_replications(start + COPY_TIMEOUT), [(key(1), id("p2"))]);
-    assert_eq!((cluster.transfers.in_flight(), cluster.copies.under_way.len()), (0, 0));
+    assert_eq!(cluster.overdue_replications(start + REPLICATION_TIMEOUT / 2), []);
+    assert_eq!(cluster.overdue_replications(start + REPLICATION_TIMEOUT), [(key(1), id("p2"))]);
+    assert_eq!((cluster.transfers.in_flight(), cluster.replications.under_way.len()), (0, 0));
 }
 
 proptest! {
@@ -247,18 +247,18 @@ proptest! {
             }
             let targets: BTreeSet<_> = under_way.iter().map(|order| &order.to).collect();
             prop_assert_eq!(targets.len(), under_way.len(), "one replication at a time to a node");
-            prop_assert!(under_way.len() <= MOST_COPIES);
+            prop_assert!(under_way.len() <= MAX_REPLICATIONS);
             if let (Some(order), true) = (under_way.pop(), outcome > 0) {
                 let report = if outcome == 1 { FetchReport::default() } else { failed(ErrorKind::Unavailable) };
                 prop_assert!(cluster.on_replication_done(now, order.key, &report));
             }
             now += SECOND;
-            under_way.retain(|order| cluster.copies.under_way.contains_key(&order.key));
+            under_way.retain(|order| cluster.replications.under_way.contains_key(&order.key));
         }
         for order in under_way {
             cluster.on_replication_done(now, order.key, &FetchReport::default());
         }
-        cluster.overdue_replications(now + COPY_TIMEOUT);
+        cluster.overdue_replications(now + REPLICATION_TIMEOUT);
         prop_assert_eq!(cluster.transfers.in_flight(), 0);
     }
 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use baton_types::{DecodeTarget, FetchSource, NodeId, NodeRole, RequestKey, Tbt};
 
-use super::{Cluster, Migrate};
+use super::{Cluster, MigrationChoice};
 use crate::ledger::NodeStart;
 use crate::placement::{Placement, PrefixFetch, Refusal};
 use crate::request::{Assignment, BookEntry, MigrationAssignment};
@@ -23,7 +23,7 @@ impl Cluster {
     }
 
     /// The same of a migration; `None` if the node has gone.
-    pub fn assign_migration(&self, chosen: &Migrate) -> Option<MigrationAssignment> {
+    pub fn assign_migration(&self, chosen: &MigrationChoice) -> Option<MigrationAssignment> {
         Some(MigrationAssignment { to: self.start_of(&chosen.to)?, source: self.fetch_source(&chosen.fetch) })
     }
 
@@ -68,15 +68,15 @@ impl Cluster {
 
     /// Requests that wait in the admission queue.
     pub fn requests_queued(&self) -> usize {
-        self.held.len()
+        self.retryable.len()
     }
 
     /// A refused request that may wait does so in the admission queue, if there is a place. Beyond
     /// that, requests are refused at once.
-    pub(super) fn hold(&mut self, key: RequestKey, mut refusal: Refusal) -> Refusal {
-        if refusal.hold.is_some() && !self.held.contains(&key) {
-            if self.held.len() < self.config.max_queued {
-                self.held.insert(key);
+    pub(super) fn keep_retryable(&mut self, key: RequestKey, mut refusal: Refusal) -> Refusal {
+        if refusal.hold.is_some() && !self.retryable.contains(&key) {
+            if self.retryable.len() < self.config.max_queued {
+                self.retryable.insert(key);
             } else {
                 refusal.hold = None;
             }

@@ -228,15 +228,15 @@ fn each_node_is_matched_with_what_it_holds() {
     for (node, blocks) in [("p1", 3), ("d0", 5)] {
         cluster.on_kv_events(&id(node), Generation(1), 0, false, &stored(blocks));
     }
-    let asked = request(1, &hashes);
-    let matches = cluster.matches(&asked);
+    let sized = request(1, &hashes);
+    let matches = cluster.matches(&sized);
     let longer = |own| cluster.holder_for(now, &matches, cluster.node(&id("p0")).unwrap(), own);
     assert_eq!(longer(4).map(|(node, blocks)| (node.as_str(), blocks)), Some(("d0", 5)));
     assert_eq!(longer(5), None);
-    let prefill = cluster.prefill_candidates(now, &asked, &matches).unwrap();
+    let prefill = cluster.prefill_candidates(now, &sized, &matches).unwrap();
     let held: Vec<_> = prefill.iter().map(|candidate| candidate.local.matched_tokens).collect();
     assert_eq!(held, [0, 48], "p0 and p1");
-    let decode = cluster.decode_candidates(now, cluster.asked(&asked), &matches).unwrap();
+    let decode = cluster.decode_candidates(now, cluster.sized(&sized), &matches).unwrap();
     assert!(decode[0].push < decode[1].push, "d0 holds 5 of the 10 blocks");
 }
 
@@ -720,24 +720,24 @@ fn lost_nodes_are_shown_for_a_while_only() {
 fn an_outlook_is_of_what_is_charged_and_of_the_last_steps() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::CacheAware);
-    let outlook = |cluster: &Cluster, node: &NodeId| cluster.outlook(now, cluster.node(node).unwrap());
-    let idle = outlook(&cluster, &id("p0"));
+    let forecast = |cluster: &Cluster, node: &NodeId| cluster.node_forecast(now, cluster.node(node).unwrap());
+    let idle = forecast(&cluster, &id("p0"));
     assert_eq!((idle.pending, idle.queue, idle.rows_per_second, idle.step), (0, Duration::ZERO, None, None));
     let placement = place(&mut cluster, now, &request(1, &[])).unwrap();
     let (prefill, decode) = (placement.prefill, placement.decode.unwrap());
-    let busy = outlook(&cluster, &prefill);
+    let busy = forecast(&cluster, &prefill);
     // 10 ms and 1 ms a token.
     assert_eq!((busy.pending, busy.queue.as_millis()), (1, 170));
-    let waiting = outlook(&cluster, &decode);
+    let waiting = forecast(&cluster, &decode);
     assert_eq!((waiting.sequences, waiting.tbt), (1, None), "it does not decode yet");
     cluster.on_first_token(now, key(1));
-    assert_eq!(outlook(&cluster, &decode).tbt.map(|tbt| tbt.as_millis()), Some(11));
-    assert_eq!(outlook(&cluster, &prefill).pending, 0);
+    assert_eq!(forecast(&cluster, &decode).tbt.map(|tbt| tbt.as_millis()), Some(11));
+    assert_eq!(forecast(&cluster, &prefill).pending, 0);
     for _ in 0..500 {
         cluster.on_step(now, &prefill, 100, 1000, 0.5);
     }
     cluster.on_step(now, &prefill, 100, 1000, f64::NAN);
-    let measured = outlook(&cluster, &prefill);
+    let measured = forecast(&cluster, &prefill);
     assert!((measured.rows_per_second.unwrap() - 200.0).abs() < 0.1);
     assert_eq!(measured.step.map(|step| step.as_millis().abs_diff(500) <= 1), Some(true));
 }
@@ -785,9 +785,9 @@ fn those_that_are_told_are_the_soonest() {
         let one_token = PlacementRequest { wants_decode: false, exclude: &others, ..request(n, &[]) };
         place(&mut cluster, now, &one_token).unwrap();
     }
-    let asked = request(1000, &[]);
-    let all = cluster.explain(now, &asked, &mut || 0);
-    let record = cluster.place_explained(now, &asked, &mut || 0);
+    let sized = request(1000, &[]);
+    let all = cluster.explain(now, &sized, &mut || 0);
+    let record = cluster.place_explained(now, &sized, &mut || 0);
     assert_eq!((record.decision, all.prefill.len(), record.prefill.len()), (all.decision, 102, 32));
     assert!(record.prefill.iter().all(|row| row.pending == 0 && all.prefill.contains(row)));
     assert_eq!(record.prefill_rest, [(Verdict::NotChosen, 70)]);

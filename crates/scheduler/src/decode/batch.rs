@@ -40,7 +40,7 @@ impl DecodeCore {
             Err(refused) => (BTreeMap::new(), Some(refused)),
         };
         if running.sequences.iter().any(|(_, range)| range.len() == 1) {
-            self.pace.observe(now.saturating_duration_since(running.began));
+            self.step_time.observe(now.saturating_duration_since(running.began));
         }
         let mut result_of = |key| match &failure {
             Some(refused) => Err(refused),
@@ -242,7 +242,7 @@ impl DecodeCore {
         let sequences: Vec<StepSequence> =
             by_age.into_iter().filter_map(|key| self.add_to_step(key, &mut budget)).collect();
         if sequences.is_empty() {
-            self.pace.forget();
+            self.step_time.forget();
         }
         if sequences.is_empty() && slice.is_none() {
             return;

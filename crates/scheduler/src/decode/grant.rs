@@ -35,7 +35,7 @@ const PLACE_KEPT: Duration = Duration::from_secs(1);
 
 /// A prefill node that wants a grant for which there is no room.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct WaitingGrant {
     pub request: GrantRequest,
     /// When it is refused; if it was refused already, when its place is given up.
     pub until: Instant,
@@ -59,16 +59,18 @@ impl DecodeCore {
     /// [`crate::DecodeConfig::grant_wait`].
     pub fn on_grant_request(&mut self, now: Instant, request: GrantRequest) {
         let until = now + self.config.grant_wait;
-        if let Some(asked) = self.asked.iter_mut().find(|asked| asked.request.key == request.key) {
+        if let Some(waiting) = self.waiting_grants.iter_mut().find(|waiting| waiting.request.key == request.key) {
             // Its place is the one that it had; the answer goes to who asked last.
-            *asked = Asked { request, until, waits: true };
+            *waiting = WaitingGrant { request, until, waits: true };
             return self.answer_asked(now);
         }
-        let first = self.asked.is_empty() && !self.lacks_room;
+        let first = self.waiting_grants.is_empty() && !self.lacks_room;
         let opened = if first { self.open_grant(now, &request) } else { self.check_request(&request).and(Ok(None)) };
         match opened {
-            Ok(None) if self.config.grant_wait > Duration::ZERO && self.asked.len() < self.config.max_waiting => {
-                self.asked.push_back(Asked { request, until, waits: true });
+            Ok(None)
+                if self.config.grant_wait > Duration::ZERO && self.waiting_grants.len() < self.config.max_waiting =>
+            {
+                self.waiting_grants.push_back(WaitingGrant { request, until, waits: true });
             }
             Ok(reply) => self.answer_grant(request, reply),
             Err(refused) => self.effects.push_back(DecodeEffect::RefuseGrant { key: request.key, refused }),
@@ -91,12 +93,12 @@ impl DecodeCore {
     /// running sequence already waits for it.
     pub(super) fn answer_asked(&mut self, now: Instant) {
         while !self.lacks_room
-            && let Some(asked) = self.asked.pop_front_if(|asked| asked.waits)
+            && let Some(waiting) = self.waiting_grants.pop_front_if(|waiting| waiting.waits)
         {
-            match self.open_grant(now, &asked.request) {
-                Ok(None) => return self.asked.push_front(asked),
-                Ok(reply) => self.answer_grant(asked.request, reply),
-                Err(refused) => self.effects.push_back(DecodeEffect::RefuseGrant { key: asked.request.key, refused }),
+            match self.open_grant(now, &waiting.request) {
+                Ok(None) => return self.waiting_grants.push_front(waiting),
+                Ok(reply) => self.answer_grant(waiting.request, reply),
+                Err(refused) => self.effects.push_back(DecodeEffect::RefuseGrant { key: waiting.request.key, refused }),
             }
         }
     }
@@ -104,11 +106,12 @@ impl DecodeCore {
     /// Those who waited long enough are refused, and keep their place until it is clear that they
     /// do not ask again.
     pub(super) fn end_grant_waits(&mut self, now: Instant) {
-        self.asked.retain(|asked| asked.waits || asked.until > now);
-        let due = |asked: &Asked| asked.waits && asked.until <= now;
-        let refused: Vec<_> = self.asked.iter().filter(|asked| due(asked)).map(|asked| asked.request.clone()).collect();
-        for asked in self.asked.iter_mut().filter(|asked| due(asked)) {
-            *asked = Asked { request: asked.request.clone(), until: now + PLACE_KEPT, waits: false };
+        self.waiting_grants.retain(|waiting| waiting.waits || waiting.until > now);
+        let due = |waiting: &WaitingGrant| waiting.waits && waiting.until <= now;
+        let refused: Vec<_> =
+            self.waiting_grants.iter().filter(|waiting| due(waiting)).map(|waiting| waiting.request.clone()).collect();
+        for waiting in self.waiting_grants.iter_mut().filter(|waiting| due(waiting)) {
+            *waiting = WaitingGrant { request: waiting.request.clone(), until: now + PLACE_KEPT, waits: false };
         }
         refused
             .iter()
@@ -117,11 +120,11 @@ impl DecodeCore {
 
     /// Refuses those who asked for room and of whom `which` is true, and forgets their places.
     pub(super) fn refuse_asked(&mut self, kind: ErrorKind, reason: &str, which: impl Fn(&GrantRequest) -> bool) {
-        let asked = std::mem::take(&mut self.asked);
-        let (refused, kept): (VecDeque<_>, _) = asked.into_iter().partition(|asked| which(&asked.request));
-        self.asked = kept;
-        let refused = refused.into_iter().filter(|asked| asked.waits);
-        refused.for_each(|asked| self.refuse_grant(&asked.request, kind, reason));
+        let waiting = std::mem::take(&mut self.waiting_grants);
+        let (refused, kept): (VecDeque<_>, _) = waiting.into_iter().partition(|waiting| which(&waiting.request));
+        self.waiting_grants = kept;
+        let refused = refused.into_iter().filter(|waiting| waiting.waits);
+        refused.for_each(|waiting| self.refuse_grant(&waiting.request, kind, reason));
     }
 
     fn refuse_grant(&mut self, request: &GrantRequest, kind: ErrorKind, reason: &str) {
@@ -134,7 +137,7 @@ impl DecodeCore {
 
     /// Blocks that must be free or cached before the first of those who asked has its grant.
     pub(super) fn asked_blocks(&self) -> Option<usize> {
-        let request = &self.asked.front()?.request;
+        let request = &self.waiting_grants.front()?.request;
         let needed = self.needed_blocks(request).ok()?;
         let matched = self.held_of(request);
         Some(self.pool.count_cached(&matched) + needed.given + needed.growth - matched.len())
@@ -312,7 +315,7 @@ impl DecodeCore {
             None => {}
         }
         let needed = self.needed_blocks(request)?;
-        self.check_pace(request)?;
+        self.check_step_time(request)?;
         let (open, limit) =
             (self.sequences.len().max(self.grants.len()), self.config.max_running + self.config.max_waiting);
         if open >= limit {

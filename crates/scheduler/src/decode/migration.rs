@@ -67,7 +67,7 @@ impl DecodeCore {
         if self.draining {
             return refuse(ErrorKind::Unavailable, "the decode node is draining".into());
         }
-        if self.lacks_room || !self.asked.is_empty() {
+        if self.lacks_room || !self.waiting_grants.is_empty() {
             return refuse(ErrorKind::Overloaded, "others wait for room".into());
         }
         let coming = self.sequences.values().filter(|sequence| sequence.phase == Phase::Fetching && !sequence.ended);

@@ -19,10 +19,10 @@ mod grant;
 mod integrity;
 mod local;
 mod migration;
-mod pace;
 mod partial_prefill;
 mod room;
 mod sequence;
+mod step_time;
 mod tier;
 mod tombstones;
 
@@ -45,9 +45,9 @@ pub use effect::DecodeEffect;
 pub(crate) use partial_prefill::slice_layers;
 
 use batch::RunningStep;
-use grant::{Asked, GrantRecord};
-use pace::Pace;
+use grant::{GrantRecord, WaitingGrant};
 use sequence::{HandedOff, Phase, Sequence};
+use step_time::RecentStepTime;
 use tombstones::{Outcome, Tombstones};
 
 /// What decides on a decode node: grants, arrivals, handoffs, the running batch and its room, the
@@ -59,7 +59,7 @@ pub struct DecodeCore {
     sequences: BTreeMap<RequestKey, Sequence>,
     grants: BTreeMap<GrantId, GrantRecord>,
     /// Grants that are asked for and that there is no room for, first come, first served.
-    asked: VecDeque<Asked>,
+    waiting_grants: VecDeque<WaitingGrant>,
     /// Sequences that do not run, by their age: those that are here whole, and those that wait for
     /// room.
     waiting: BTreeMap<u64, RequestKey>,
@@ -67,7 +67,7 @@ pub struct DecodeCore {
     /// Partial prefills, the oldest first.
     tails: Vec<RequestKey>,
     step: Option<RunningStep>,
-    pace: Pace,
+    step_time: RecentStepTime,
     tombstones: Tombstones,
     leases: Leases,
     stores: Stores,
@@ -108,12 +108,12 @@ impl DecodeCore {
             pool,
             sequences: BTreeMap::new(),
             grants: BTreeMap::new(),
-            asked: VecDeque::new(),
+            waiting_grants: VecDeque::new(),
             waiting: BTreeMap::new(),
             running: Vec::new(),
             tails: Vec::new(),
             step: None,
-            pace: Pace::default(),
+            step_time: RecentStepTime::default(),
             tombstones,
             leases,
             stores,
@@ -141,8 +141,8 @@ impl DecodeCore {
 
     /// When [`Self::on_wakeup`] is due.
     pub fn next_wakeup(&self) -> Option<Instant> {
-        let asked = self.asked.iter().map(|asked| asked.until).min();
-        self.deadlines.next().into_iter().chain(self.leases.next_expiry()).chain(asked).chain(self.next_offer).min()
+        let waiting = self.waiting_grants.iter().map(|waiting| waiting.until).min();
+        self.deadlines.next().into_iter().chain(self.leases.next_expiry()).chain(waiting).chain(self.next_offer).min()
     }
 
     /// What the node is doing now.
@@ -153,7 +153,7 @@ impl DecodeCore {
         let prompts = live.clone().filter(|sequence| sequence.is_prompt() || sequence.tail.is_some());
         Load {
             running: self.running.len() as u32,
-            waiting: (live.count() + self.asked.len()).saturating_sub(self.running.len()) as u32,
+            waiting: (live.count() + self.waiting_grants.len()).saturating_sub(self.running.len()) as u32,
             queued_tokens: prompts.map(|sequence| sequence.remaining_tokens() as u64).sum(),
             kv_tokens: kv_tokens as u64,
             preemptions: self.preemptions,
@@ -186,8 +186,8 @@ impl DecodeCore {
 
     /// Whether nothing is granted, waits, runs or is read by others.
     pub fn is_idle(&self) -> bool {
-        let nothing_asked = self.asked.is_empty() && self.leases.is_empty() && self.stores.is_idle();
-        self.sequences.is_empty() && self.grants.is_empty() && self.step.is_none() && nothing_asked
+        let nothing_waits = self.waiting_grants.is_empty() && self.leases.is_empty() && self.stores.is_idle();
+        self.sequences.is_empty() && self.grants.is_empty() && self.step.is_none() && nothing_waits
     }
 
     /// Up to `max` changes of the prefix cache that were not told yet, or a snapshot if they ran
@@ -273,14 +273,14 @@ impl DecodeCore {
     pub fn on_lease_request(&mut self, now: Instant, request: LeaseRequest) {
         let id = GrantId(self.next_grant);
         self.next_grant += 1;
-        let moves = self.is_migrating(request.key);
-        let effect = match self.draining && !moves {
+        let migrates = self.is_migrating(request.key);
+        let effect = match self.draining && !migrates {
             true => self.leases.refuse_draining(&request),
             false => {
                 // Who takes a sequence off this node reads its blocks once, and is not one of those
                 // that come without end.
-                let wanted = self.wanted_blocks().filter(|_| !moves);
-                self.leases.open(now, &mut self.pool, id, request, (wanted, moves))
+                let wanted = self.wanted_blocks().filter(|_| !migrates);
+                self.leases.open(now, &mut self.pool, id, request, (wanted, migrates))
             }
         };
         self.effects.push_back(DecodeEffect::Lease(effect));

@@ -39,7 +39,7 @@ pub enum Grounds<E> {
     /// This conductor decided.
     Own(Box<Explanation>),
     /// The leader did, and says why.
-    Told(Box<E>),
+    FromLeader(Box<E>),
     /// No conductor did.
     NoLeader,
 }
@@ -313,7 +313,7 @@ impl<E> Desk<E> {
         if !self.decides() {
             return self.ask(now, Question::Migrate(question));
         }
-        let to = move_to(now, &question, cluster);
+        let to = migration_target(now, &question, cluster);
         if let Some(to) = &to {
             self.placed.on_migrated(now, (question.key, question.migrated), to);
         }
@@ -496,7 +496,7 @@ impl<E> Desk<E> {
         if self.link() != Some(link) {
             return Ok(());
         }
-        let grounds = |why: Option<E>| why.map_or(Grounds::NoLeader, |why| Grounds::Told(Box::new(why)));
+        let grounds = |why: Option<E>| why.map_or(Grounds::NoLeader, |why| Grounds::FromLeader(Box::new(why)));
         let (key, answer) = match told {
             FromLeader::Greeted { term } if term < self.latest => {
                 return Err(StaleLeader { term, latest: self.latest });
@@ -613,7 +613,7 @@ fn answer_to<E>(
     match question {
         Question::Place(question) => Answer::Placed(Box::new(decide(now, &question.into(), cluster, random))),
         Question::Reselect { key, from } => Answer::Reselected(reselect(now, *key, from, cluster)),
-        Question::Migrate(question) => Answer::Migrated(move_to(now, question, cluster)),
+        Question::Migrate(question) => Answer::Migrated(migration_target(now, question, cluster)),
         Question::Explain(question) => {
             Answer::Explained(Grounds::Own(Box::new(cluster.explain(now, &question.into(), random))))
         }
@@ -637,7 +637,7 @@ fn reselect(now: Instant, key: RequestKey, from: &NodeId, cluster: &mut Cluster)
     cluster.decode_target(other.as_ref().unwrap_or(from))
 }
 
-fn move_to(now: Instant, question: &MigrationQuestion, cluster: &mut Cluster) -> Option<MigrationAssignment> {
+fn migration_target(now: Instant, question: &MigrationQuestion, cluster: &mut Cluster) -> Option<MigrationAssignment> {
     let keys = (question.key, question.migrated);
     let chosen = cluster.place_migration(now, keys, question.tokens, &question.exclude)?;
     let to = cluster.assign_migration(&chosen);

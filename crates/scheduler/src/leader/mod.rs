@@ -21,7 +21,7 @@ use crate::cluster::Cluster;
 pub use candidacy::{Candidacy, Candidate, LeaderKey, Leadership, Look, Standing};
 pub use desk::{Answer, Decided, Desk, DeskEffect, Following, Grounds, LaterTerm, LinkId, StaleLeader, StreamId};
 pub use placed::Placed;
-pub use term::{StaleTerm, TermGate};
+pub use term::{StaleTerm, TermFence};
 
 /// How long what a conductor had stays charged after it went away: it may be back, and declare it.
 const KEPT: Duration = Duration::from_secs(10);

@@ -30,9 +30,9 @@ pub struct StaleTerm {
 /// What a node knows of leaders. **Invariant**: what it admits is never of an earlier term than
 /// what it admitted before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct TermGate(u64);
+pub struct TermFence(u64);
 
-impl TermGate {
+impl TermFence {
     /// The latest term that was heard of; 0: none.
     pub fn latest(&self) -> u64 {
         self.0
@@ -64,11 +64,11 @@ mod tests {
 
     #[test]
     fn orders_of_earlier_terms_are_refused() {
-        let mut gate = TermGate::default();
-        assert_eq!(gate.admit(0), Ok(false));
-        assert_eq!(gate.admit(4), Ok(true));
-        assert_eq!(gate.admit(4), Ok(false));
-        assert_eq!(gate.admit(3), Err(StaleTerm { term: 3, latest: 4 }));
-        assert_eq!(gate.latest(), 4);
+        let mut term_fence = TermFence::default();
+        assert_eq!(term_fence.admit(0), Ok(false));
+        assert_eq!(term_fence.admit(4), Ok(true));
+        assert_eq!(term_fence.admit(4), Ok(false));
+        assert_eq!(term_fence.admit(3), Err(StaleTerm { term: 3, latest: 4 }));
+        assert_eq!(term_fence.latest(), 4);
     }
 }

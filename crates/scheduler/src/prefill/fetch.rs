@@ -170,7 +170,7 @@ impl PrefillCore {
     /// Everything is here, or the rest will not come: nothing is written into the blocks any more.
     /// Told before the engine is let past the layer concerned.
     pub fn on_fetch_done(&mut self, now: Instant, key: RequestKey, result: Result<FetchedBytes, Refused>) {
-        if self.copies.contains_key(&key) {
+        if self.replications.contains_key(&key) {
             self.end_replication(now, key, result);
             return self.plan_step(now);
         }

@@ -10,7 +10,7 @@ impl PrefillCore {
     /// for something that will come.
     pub fn check_integrity(&self) -> Result<(), IntegrityError> {
         let held = self.active.values().flat_map(|request| request.blocks.iter().copied());
-        let copied = self.copies.values().flat_map(|copy| copy.blocks.iter().copied());
+        let copied = self.replications.values().flat_map(|replication| replication.blocks.iter().copied());
         let others = self.leases.blocks().chain(self.stores.blocks()).chain(copied);
         self.pool.check_integrity_with(held.chain(others), 0)?;
         for key in &self.computing {

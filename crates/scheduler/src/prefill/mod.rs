@@ -62,7 +62,7 @@ pub struct PrefillCore {
     /// the calls that are out.
     late_grants: BTreeMap<RequestKey, baton_types::DecodeTarget>,
     leases: Leases,
-    copies: BTreeMap<RequestKey, Incoming>,
+    replications: BTreeMap<RequestKey, Incoming>,
     stores: Stores,
     avoided: Backoff<Source>,
     deadlines: Deadlines,
@@ -102,7 +102,7 @@ impl PrefillCore {
             layers_ended: None,
             late_grants: BTreeMap::new(),
             leases,
-            copies: BTreeMap::new(),
+            replications: BTreeMap::new(),
             stores,
             avoided: nobody_avoided(),
             deadlines: Deadlines::default(),
@@ -177,7 +177,7 @@ impl PrefillCore {
 
     /// Whether nothing is queued, computed, pushed, handed off or read by others.
     pub fn is_idle(&self) -> bool {
-        let nothing_migrates = self.leases.is_empty() && self.stores.is_idle() && self.copies.is_empty();
+        let nothing_migrates = self.leases.is_empty() && self.stores.is_idle() && self.replications.is_empty();
         self.queued.is_empty() && self.active.is_empty() && self.step.is_none() && nothing_migrates
     }
 
@@ -222,7 +222,9 @@ impl PrefillCore {
     /// The owner of a request, or of a replication, gave up. Unknown ones are ignored.
     pub fn on_abort(&mut self, now: Instant, key: RequestKey) {
         self.end(key, None);
-        self.give_up_replications(ErrorKind::Cancelled, "the conductor gave it up", |copy, _| copy == key);
+        self.give_up_replications(ErrorKind::Cancelled, "the conductor gave it up", |replication, _| {
+            replication == key
+        });
         self.plan_step(now);
     }
 

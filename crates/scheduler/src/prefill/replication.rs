@@ -46,7 +46,7 @@ impl PrefillCore {
     /// A conductor wants a prefix here. Answered once by [`PrefillEvent::Replicated`]; one that is
     /// under way is not ordered again.
     pub fn on_replicate(&mut self, now: Instant, order: PrefixReplication) {
-        if self.copies.contains_key(&order.key) || self.knows(order.key) {
+        if self.replications.contains_key(&order.key) || self.knows(order.key) {
             return;
         }
         self.pool.pass_time(now);
@@ -71,10 +71,10 @@ impl PrefillCore {
         if source.node == *node {
             return refuse(ErrorKind::Invalid, format!("source.node: {node} itself"));
         }
-        if self.copies.len() >= self.config.max_replications {
+        if self.replications.len() >= self.config.max_replications {
             return refuse(
                 ErrorKind::Overloaded,
-                format!("{} replications are under way, as many as may", self.copies.len()),
+                format!("{} replications are under way, as many as may", self.replications.len()),
             );
         }
         if !self.queued.is_empty() {
@@ -107,41 +107,41 @@ impl PrefillCore {
         let destinations = blocks[held..].to_vec();
         self.effects.push_back(PrefillEffect::Fetch { source, lease, destinations, is_replication: true });
         let end = hashes.len();
-        let copy = Incoming { conductor, hashes, blocks, held, end, layers: 0, asked: now, given_up: None };
-        self.copies.insert(key, copy);
+        let replication = Incoming { conductor, hashes, blocks, held, end, layers: 0, asked: now, given_up: None };
+        self.replications.insert(key, replication);
         Ok(true)
     }
 
     /// Whether the event was of a replication.
     pub(super) fn on_replication_begun(&mut self, key: RequestKey, blocks: usize) -> bool {
-        let Some(copy) = self.copies.get_mut(&key) else { return false };
-        copy.end = copy.end.min(copy.held + blocks);
+        let Some(replication) = self.replications.get_mut(&key) else { return false };
+        replication.end = replication.end.min(replication.held + blocks);
         true
     }
 
     /// Whether the event was of a replication.
     pub(super) fn on_replicated(&mut self, key: RequestKey, layer: u32) -> bool {
-        let Some(copy) = self.copies.get_mut(&key) else { return false };
-        assert_eq!(layer, copy.layers, "layers of a prefix come in order");
-        copy.layers += 1;
+        let Some(replication) = self.replications.get_mut(&key) else { return false };
+        assert_eq!(layer, replication.layers, "layers of a prefix come in order");
+        replication.layers += 1;
         true
     }
 
     /// Nothing is written into the replication's blocks any more.
     pub(super) fn end_replication(&mut self, now: Instant, key: RequestKey, result: Result<FetchedBytes, Refused>) {
-        let Some(copy) = self.copies.remove(&key) else { return };
-        let result = self.whole(copy.layers, copy.given_up.map_or(result, Err));
-        let elapsed = now.saturating_duration_since(copy.asked);
+        let Some(replication) = self.replications.remove(&key) else { return };
+        let result = self.whole(replication.layers, replication.given_up.map_or(result, Err));
+        let elapsed = now.saturating_duration_since(replication.asked);
         let report = match result {
             Ok(FetchedBytes { bytes, transport }) => {
-                self.share(&copy.blocks, &copy.hashes, copy.held..copy.end);
-                let tokens = ((copy.end - copy.held) * self.config.model.block_tokens()) as u32;
+                self.share(&replication.blocks, &replication.hashes, replication.held..replication.end);
+                let tokens = ((replication.end - replication.held) * self.config.model.block_tokens()) as u32;
                 FetchReport { tokens, bytes, transport, elapsed, failure: None }
             }
             Err(refused) => FetchReport { elapsed, failure: Some(refused), ..FetchReport::default() },
         };
-        self.pool.release(&copy.blocks);
-        self.emit(copy.conductor, key, PrefillEvent::Replicated(report));
+        self.pool.release(&replication.blocks);
+        self.emit(replication.conductor, key, PrefillEvent::Replicated(report));
     }
 
     /// Gives up the replications of which `which` is true. Their blocks come free once nothing is
@@ -152,9 +152,9 @@ impl PrefillCore {
         reason: &str,
         which: impl Fn(RequestKey, ConductorId) -> bool,
     ) {
-        for (&key, copy) in &mut self.copies {
-            if copy.given_up.is_none() && which(key, copy.conductor) {
-                copy.given_up = Some(Refused { kind, message: reason.to_owned() });
+        for (&key, replication) in &mut self.replications {
+            if replication.given_up.is_none() && which(key, replication.conductor) {
+                replication.given_up = Some(Refused { kind, message: reason.to_owned() });
                 self.effects.push_back(PrefillEffect::CancelFetch { key });
             }
         }

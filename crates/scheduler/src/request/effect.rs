@@ -104,7 +104,7 @@ impl RequestEffect {
 #[derive(Debug, Clone, PartialEq)]
 pub enum RequestNote {
     /// It waits in the admission queue.
-    Held,
+    Queued,
     /// An attempt failed, and is placed again.
     Retried {
         /// The attempt.
@@ -193,5 +193,5 @@ impl RequestError {
 }
 
 named!(RequestEffect: Place, AskReselect, PlaceMigration, Submit, Reselect, Abort, Book, PromptLogprobs, Deliver, Note, End);
-named!(RequestNote: Held, Retried, GrantRefused, WentOn, Fetched, MigrationFailed, FetchFailed);
+named!(RequestNote: Queued, Retried, GrantRefused, WentOn, Fetched, MigrationFailed, FetchFailed);
 named!(RequestError: Refused, Node, NodesDied, Contradicted, Stalled, Unread, TimedOut, Aborted, GoingDown);

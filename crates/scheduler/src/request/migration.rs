@@ -16,11 +16,11 @@ use crate::ledger::NodeStart;
 /// How often other nodes are asked to take one request off a decode node.
 const MAX_TRIES: u32 = 16;
 /// How often one request migrates.
-const MAX_MOVES: u32 = 4;
+const MAX_MIGRATIONS: u32 = 4;
 
 /// Who was asked to go on with a request, and the attempt that it would go on as.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Asked {
+pub(super) struct MigrationTarget {
     pub(super) attempt: Attempt,
     pub(super) to: NodeStart,
 }
@@ -53,14 +53,16 @@ impl Migrations {
 impl RequestCore {
     /// The request's decode node would rather have it go on elsewhere.
     pub(super) fn on_offered(&mut self, output_tokens: u32) {
-        let is_free = self.moves.tries < MAX_TRIES && self.timeline.moves < MAX_MOVES && self.moves.asking.is_none();
+        let is_free = self.migrations.tries < MAX_TRIES
+            && self.timeline.migrations < MAX_MIGRATIONS
+            && self.migrations.asking.is_none();
         // Before the first token is in order, or the prefill node is done, it is early: it is
         // offered again.
         let is_settled = self.state == State::Decoding && self.output.len() == output_tokens;
         let Some(Attempted { key, .. }) = self.attempted.as_ref().filter(|_| is_free && is_settled) else { return };
         let tokens = self.job.tokens.len() as u32 + output_tokens;
-        let (key, to, exclude) = (*key, self.next_key(), self.moves.refused.clone());
-        self.moves.asking = Some(to);
+        let (key, to, exclude) = (*key, self.next_key(), self.migrations.refused.clone());
+        self.migrations.asking = Some(to);
         // The answer may come after the attempt has failed: the next one is another one.
         self.last_attempt = Some(to.attempt);
         self.effects.push_back(RequestEffect::PlaceMigration { key, to, tokens, exclude });
@@ -69,15 +71,15 @@ impl RequestCore {
     /// The cluster's answer to the [`RequestEffect::PlaceMigration`] that names this attempt;
     /// `None` if no node has room.
     pub fn on_migration_placed(&mut self, key: RequestKey, to: Option<MigrationAssignment>) {
-        if self.moves.asking.take_if(|asking| *asking == key).is_none() {
+        if self.migrations.asking.take_if(|asking| *asking == key).is_none() {
             // It is over, and so is what was charged.
             return;
         }
-        let Some(MigrationAssignment { to, source }) = to else { return self.moves.refused.clear() };
+        let Some(MigrationAssignment { to, source }) = to else { return self.migrations.refused.clear() };
         let job = self.job.migrated(key, self.output.sent(), source);
-        self.moves.tries += 1;
+        self.migrations.tries += 1;
         self.effects.push_back(RequestEffect::Submit { node: to.0.clone(), job });
-        self.state = State::Migrating(Asked { attempt: key.attempt, to });
+        self.state = State::Migrating(MigrationTarget { attempt: key.attempt, to });
     }
 
     /// The node that was asked answers.
@@ -97,7 +99,7 @@ impl RequestCore {
     /// The node that was asked does not take the request: it stays at its node.
     pub(super) fn on_migration_failed(&mut self, reason: &str) {
         if let State::Migrating(asked) = &self.state {
-            self.moves.refused.push(asked.to.0.clone());
+            self.migrations.refused.push(asked.to.0.clone());
             self.note(RequestNote::MigrationFailed { reason: reason.to_owned() });
             self.give_up_migration();
         }
@@ -116,7 +118,7 @@ impl RequestCore {
     /// The request is the other node's from now on. Also if that has not answered yet, and the
     /// request's own node has failed. `false`: no node was asked.
     pub(super) fn go_on_at_other(&mut self, now: Instant) -> bool {
-        let State::Migrating(Asked { attempt, to }) = &self.state else { return false };
+        let State::Migrating(MigrationTarget { attempt, to }) = &self.state else { return false };
         let (attempt, to) = (*attempt, to.clone());
         self.end_attempt(true);
         let Some(attempted) = &mut self.attempted else { return false };
@@ -125,8 +127,8 @@ impl RequestCore {
         attempted.starts = vec![to.clone()];
         attempted.is_done = false;
         attempted.since = now;
-        self.moves = Migrations { has_migrated: true, ..Migrations::default() };
-        self.timeline.moves += 1;
+        self.migrations = Migrations { has_migrated: true, ..Migrations::default() };
+        self.timeline.migrations += 1;
         self.state = State::Decoding;
         self.note(RequestNote::WentOn { node: to.0, output_tokens: self.output.len() });
         true

@@ -7,7 +7,7 @@
 //!   Placing ─▶ Prefilling ─ first token ─▶ HandingOff ─ handed off ─▶ Decoding ◀─▶ Migrating ────────┤
 //!    │  ▲          │                                                     ▲   │                      │
 //!    ▼  │          └─ handed off, the decode node computes the rest ─▶ Following                   │
-//!    Held                                                                    │                      │
+//!    Queued                                                                  │                      │
 //!                                 the client has everything: Settling ◀──────┴──────▶ Ended ◀───────┘
 //! ```
 //!
@@ -45,7 +45,7 @@ pub use effect::{RequestEffect, RequestError, RequestNote};
 pub use job::RequestJob;
 pub use order::OutputToken;
 
-use migration::{Asked, Migrations};
+use migration::{MigrationTarget, Migrations};
 use order::OutputOrder;
 pub use recovery::Away;
 use recovery::{Fault, RECOVERY_POLL, Recovery, lost};
@@ -86,7 +86,7 @@ enum State {
     /// The cluster is asked for nodes, for the first time.
     Placing,
     /// The cluster had no room, and may have some: it waits in the admission queue.
-    Held { look_at: Instant },
+    Queued { look_at: Instant },
     /// No token of this attempt is here.
     Prefilling,
     /// Nor here, but the prefill node has done its part: the decode node computes the rest (partial
@@ -97,7 +97,7 @@ enum State {
     /// It is the decode node's alone.
     Decoding,
     /// The same, and another one is asked to go on with it.
-    Migrating(Asked),
+    Migrating(MigrationTarget),
     /// A node failed it; the cluster is asked for others.
     Recovering(Recovery),
     /// The client has everything; the report of the handoff is to come.
@@ -146,11 +146,11 @@ pub struct RequestCore {
     /// Those that gave the client's first token.
     first_nodes: Vec<NodeId>,
     was_held: bool,
-    moves: Migrations,
+    migrations: Migrations,
     output: OutputOrder,
     /// Until when the first token is kept back, so that the gap to the next one is not longer than
     /// the others.
-    paced_until: Option<Instant>,
+    first_token_due: Option<Instant>,
     finish: Option<FinishReason>,
     /// When the last event came from its nodes.
     heard: Instant,
@@ -181,9 +181,9 @@ impl RequestCore {
             failed_nodes: Vec::new(),
             first_nodes: Vec::new(),
             was_held: false,
-            moves: Migrations::default(),
+            migrations: Migrations::default(),
             output,
-            paced_until: None,
+            first_token_due: None,
             finish: None,
             heard: now,
             first_token: None,
@@ -210,11 +210,11 @@ impl RequestCore {
             State::Ended => return None,
             State::Placing => None,
             State::Settling { until } => return Some(*until),
-            State::Held { look_at } => Some(*look_at),
+            State::Queued { look_at } => Some(*look_at),
             State::Recovering(recovery) => recovery.look_at,
             State::Prefilling | State::Following | State::HandingOff | State::Decoding | State::Migrating(_) => {
                 let stalled = self.heard + self.limits.stall_timeout;
-                Some(self.paced_until.map_or(stalled, |paced| paced.min(stalled)))
+                Some(self.first_token_due.map_or(stalled, |paced| paced.min(stalled)))
             }
         };
         due.into_iter().chain(self.deadline()).min()
@@ -333,9 +333,9 @@ impl RequestCore {
         match refusal.hold.filter(|_| is_held).or(room) {
             Some(hold) => {
                 if !std::mem::replace(&mut self.was_held, true) {
-                    self.effects.push_back(RequestEffect::Note(RequestNote::Held));
+                    self.effects.push_back(RequestEffect::Note(RequestNote::Queued));
                 }
-                self.state = State::Held { look_at: now + hold };
+                self.state = State::Queued { look_at: now + hold };
             }
             None => self.end(now, Err(RequestError::Refused(refusal))),
         }
@@ -384,8 +384,8 @@ impl RequestCore {
         self.timeline.prefix_fetch = None;
         // Its nodes have not been silent so far.
         self.heard = now;
-        self.paced_until = None;
-        self.moves = Migrations::default();
+        self.first_token_due = None;
+        self.migrations = Migrations::default();
         self.output.forget_early();
         self.state = State::Prefilling;
         self.effects.push_back(RequestEffect::Submit { node, job });
@@ -431,7 +431,7 @@ impl RequestCore {
 
     /// Whether no attempt runs.
     fn is_over(&self) -> bool {
-        matches!(self.state, State::Placing | State::Held { .. } | State::Recovering(_) | State::Ended)
+        matches!(self.state, State::Placing | State::Queued { .. } | State::Recovering(_) | State::Ended)
     }
 
     fn on_prefill(&mut self, now: Instant, event: PrefillEvent) {
@@ -444,7 +444,7 @@ impl RequestCore {
                     attempted.has_begun = true;
                 }
             }
-            PrefillEvent::Fetched(report) if self.moves.has_migrated() => self.on_kv_fetched(report),
+            PrefillEvent::Fetched(report) if self.migrations.has_migrated() => self.on_kv_fetched(report),
             PrefillEvent::Fetched(report) => self.on_fetched(report),
             PrefillEvent::FirstToken { token, logprobs, prompt_logprobs, finish, compute } => {
                 self.timeline.prefill_compute = compute;
@@ -465,7 +465,7 @@ impl RequestCore {
                     _ => self.on_handed_off(),
                 }
             }
-            PrefillEvent::Failed(refused) if self.moves.has_migrated() => {
+            PrefillEvent::Failed(refused) if self.migrations.has_migrated() => {
                 self.note(RequestNote::MigrationFailed { reason: refused.message.clone() });
                 self.fail_at_decode(now, refused);
             }
@@ -536,9 +536,9 @@ impl RequestCore {
         }
         if let Some(Attempted { key, placement, has_begun, .. }) = &mut self.attempted {
             *has_begun = true;
-            let (key, pace) = (*key, placement.pace);
-            if self.output.len() == 0 && token.finish.is_none() && !pace.is_zero() {
-                self.paced_until = Some(now + pace);
+            let (key, first_token_delay) = (*key, placement.first_token_delay);
+            if self.output.len() == 0 && token.finish.is_none() && !first_token_delay.is_zero() {
+                self.first_token_due = Some(now + first_token_delay);
             }
             self.book(key, BookEntry::FirstToken);
         }
@@ -560,10 +560,10 @@ impl RequestCore {
 
     /// Gives the client what is in order, unless the first token is kept back.
     fn deliver(&mut self, now: Instant) {
-        if self.paced_until.is_some_and(|until| now < until) {
+        if self.first_token_due.is_some_and(|until| now < until) {
             return;
         }
-        self.paced_until = None;
+        self.first_token_due = None;
         let index = self.output.len();
         let tokens = self.output.take();
         let Some(last) = tokens.last() else { return };
@@ -678,7 +678,7 @@ impl RequestCore {
     /// The conductor takes nothing new: who waits in the admission queue is sent away.
     pub fn on_draining(&mut self, now: Instant) {
         // One that was taken in with another answer is part of what runs.
-        if matches!(self.state, State::Held { .. }) && self.job.beside.is_empty() {
+        if matches!(self.state, State::Queued { .. }) && self.job.beside.is_empty() {
             self.end(now, Err(RequestError::GoingDown));
         }
     }
@@ -695,7 +695,7 @@ impl RequestCore {
             return self.end(now, Err(RequestError::TimedOut(self.job.timeout)));
         }
         match &mut self.state {
-            State::Held { look_at } if now >= *look_at => {
+            State::Queued { look_at } if now >= *look_at => {
                 self.state = State::Placing;
                 self.ask_for_nodes(now, Vec::new());
             }
@@ -704,7 +704,7 @@ impl RequestCore {
                 self.ask_for_nodes(now, self.failed_nodes.clone());
             }
             State::Settling { until } if now >= *until => self.complete(now),
-            State::Placing | State::Held { .. } | State::Recovering(_) | State::Settling { .. } | State::Ended => {}
+            State::Placing | State::Queued { .. } | State::Recovering(_) | State::Settling { .. } | State::Ended => {}
             State::Prefilling | State::Following | State::HandingOff | State::Decoding | State::Migrating(_) => {
                 if now >= self.heard + self.limits.stall_timeout {
                     return self.end(now, Err(RequestError::Stalled(self.limits.stall_timeout)));
@@ -749,7 +749,7 @@ impl RequestCore {
     fn end_attempt(&mut self, abort: bool) {
         let Some(Attempted { key, placement, .. }) = &self.attempted else { return };
         let (key, nodes) = (*key, placement.nodes());
-        if let Some(asking) = self.moves.take_asking() {
+        if let Some(asking) = self.migrations.take_asking() {
             // Whatever the answer is, it comes before this to those who answer, and too late here.
             self.book(asking, BookEntry::Ended);
         }

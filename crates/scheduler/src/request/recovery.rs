@@ -212,7 +212,7 @@ impl RequestCore {
         {
             self.failed_nodes.push(node.clone());
         }
-        self.paced_until = None;
+        self.first_token_due = None;
         self.note(RequestNote::Retried { attempt: self.attempt(), why: why.clone() });
         self.state = State::Recovering(Recovery::of(why, now));
         self.ask_for_nodes(now, self.failed_nodes.clone());

@@ -42,7 +42,7 @@ fn to(prefill: &str, decode: &str) -> Assignment {
         fetch: None,
         decode: Some(id(decode)),
         terms: QueueTerms::default(),
-        pace: Duration::ZERO,
+        first_token_delay: Duration::ZERO,
         estimated_ttft: Ttft(MS),
         estimated_tbt: None,
         matched_tokens: 0,
@@ -493,7 +493,7 @@ fn it_waits_in_the_admission_queue_while_there_may_be_room() {
     shell.answer(Err(refusal(None)));
     shell.take();
     assert_eq!(shell.ended, Some(Err(RequestError::Refused(refusal(None)))));
-    let held = shell.effects.iter().filter(|effect| **effect == RequestEffect::Note(RequestNote::Held)).count();
+    let held = shell.effects.iter().filter(|effect| **effect == RequestEffect::Note(RequestNote::Queued)).count();
     assert_eq!(held, 1, "it is told once");
 
     let mut shell = Shell::new(job(4));
@@ -509,7 +509,7 @@ fn the_first_token_is_kept_back_and_those_behind_it_with_it() {
     let mut shell = Shell::new(job(4));
     shell.take();
     let mut paced = to("p0", "d0");
-    paced.placement.pace = 20 * MS;
+    paced.placement.first_token_delay = 20 * MS;
     shell.answer(Ok(paced));
     shell.tell(0, first(10));
     shell.tell(0, token(1, 11, None));
@@ -555,7 +555,7 @@ fn it_goes_on_at_another_decode_node_once_that_has_it() {
     shell.take();
     shell.tell(3, RequestEvent::Prefill(PrefillEvent::Fetched(FetchReport { bytes: 5, ..FetchReport::default() })));
     assert_eq!(
-        (shell.core.attempt(), shell.core.timeline().moves, shell.core.timeline().migrated.bytes),
+        (shell.core.attempt(), shell.core.timeline().migrations, shell.core.timeline().migrated.bytes),
         (Attempt(3), 1, 5)
     );
     assert_eq!(shell.aborted()[1..], [("p0".to_owned(), 0), ("d0".to_owned(), 0)]);

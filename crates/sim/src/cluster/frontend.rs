@@ -18,7 +18,7 @@ use crate::random::Random;
 
 pub(super) const CONDUCTOR_ID: ConductorId = ConductorId(1);
 /// The ids of replications are above those of requests.
-const FIRST_COPY: u128 = 1 << 64;
+const FIRST_REPLICATION: u128 = 1 << 64;
 
 /// A request that is being served.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ pub(super) struct Frontend {
     names: Vec<NodeId>,
     /// Of placement's ties.
     ties: Random,
-    copies: u128,
+    replications: u128,
     /// Whether first tokens are kept back for the second.
     smooths: bool,
     /// Requests that ended since this was last looked at.
@@ -70,7 +70,7 @@ impl Frontend {
             roles: vec![NodeRole::Prefill; names.len()],
             names,
             ties: Random::new(seed),
-            copies: FIRST_COPY,
+            replications: FIRST_REPLICATION,
             smooths,
             ended: Vec::new(),
         }
@@ -199,10 +199,10 @@ impl Frontend {
     pub(super) fn replicate(&mut self, wire: &mut Wire) {
         let now = wire.now();
         let hot = self.hot_prefixes.heaviest(now, HotPrefixes::REPLICATED);
-        let copies = &mut self.copies;
+        let replications = &mut self.replications;
         let mut name = || {
-            *copies += 1;
-            RequestKey { request: RequestId(*copies), attempt: Attempt(0) }
+            *replications += 1;
+            RequestKey { request: RequestId(*replications), attempt: Attempt(0) }
         };
         let Replication { orders, overdue } = self.cluster.replicate(now, &hot, &mut name);
         for (key, node) in overdue {
@@ -211,7 +211,7 @@ impl Frontend {
         for (order, source) in orders {
             let (key, block_hashes) = (order.key, order.hashes);
             let copy = PrefixReplication { key, conductor: CONDUCTOR_ID, source, block_hashes };
-            if !self.tell(wire, &order.to, Input::Copy(Box::new(copy))) {
+            if !self.tell(wire, &order.to, Input::Replicate(Box::new(copy))) {
                 let failure = Refused { kind: ErrorKind::Cancelled, message: "its session ended".to_owned() };
                 let report = FetchReport { failure: Some(failure), ..FetchReport::default() };
                 self.cluster.on_replication_done(now, key, &report);
@@ -291,9 +291,9 @@ impl Frontend {
         let mut placed = self.cluster.place(now, &wanted, &mut || ties.next_u64());
         if let Ok(placement) = &mut placed {
             if !self.smooths {
-                placement.pace = Duration::ZERO;
+                placement.first_token_delay = Duration::ZERO;
             }
-            let ttft = waited + placement.estimated_ttft.0 + placement.pace;
+            let ttft = waited + placement.estimated_ttft.0 + placement.first_token_delay;
             live.predicted.get_or_insert((ttft, placement.estimated_tbt.map(|tbt| tbt.0)));
         }
         let assigned: Result<_, Refusal> = placed.map(|placement| self.cluster.assign(placement, wanted.slo.tbt));

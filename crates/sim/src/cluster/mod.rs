@@ -356,7 +356,7 @@ impl<'a> World<'a> {
         }
         record.ttft = (usage.completion_tokens > 0).then_some(timeline.ttft);
         record.tbt = core.tbt().map(|tbt| tbt.0);
-        record.migrations = timeline.moves;
+        record.migrations = timeline.migrations;
         let block = u64::from(self.options.block_tokens);
         let block_bytes = self.nodes.first().map_or(1, |node| node.info.layout.block_bytes_all_layers() as u64);
         let fetched = timeline.prefix_fetch.as_ref().map_or(0, |fetch| fetch.bytes / block_bytes * block) as u32;

@@ -71,7 +71,7 @@ pub(super) enum Input {
     Submit(Box<PrefillJob>),
     Abort(RequestKey),
     Reselect(Box<Reselect>),
-    Copy(Box<PrefixReplication>),
+    Replicate(Box<PrefixReplication>),
     NodeLost(NodeId, Generation),
     Snapshot,
     GrantRequest(Start, Box<GrantRequest>),

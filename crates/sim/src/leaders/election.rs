@@ -29,7 +29,7 @@ enum Pending {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Retrying,
-    Asked(Pending),
+    Campaigning(Pending),
     Idle,
     Jitter,
 }
@@ -84,7 +84,7 @@ impl Election {
 
     fn ask(&mut self, wire: &mut Wire, pending: Pending, request: EtcdRequest) {
         self.asked += 1;
-        self.step = Step::Asked(pending);
+        self.step = Step::Campaigning(pending);
         let to_etcd = Event::Etcd(self.timer.at, self.asked, request);
         wire.send(Place::Front(self.timer.at.front), Place::Etcd, to_etcd);
         self.timer.after(wire, ANSWER, Input::EtcdSilent(self.asked));
@@ -129,7 +129,7 @@ impl Election {
     }
 
     pub(super) fn on_silent(&mut self, wire: &mut Wire, asked: u64) {
-        if asked == self.asked && matches!(self.step, Step::Asked(_)) {
+        if asked == self.asked && matches!(self.step, Step::Campaigning(_)) {
             self.fail(wire);
         }
     }
@@ -145,13 +145,13 @@ impl Election {
                 Some(lease) => self.ask(wire, Pending::Renew, EtcdRequest::KeepAlive(lease)),
                 None => self.fail(wire),
             },
-            Step::Asked(_) => {}
+            Step::Campaigning(_) => {}
         }
     }
 
     /// Etcd has answered. `latest` is the latest term that was heard of.
     pub(super) fn on_answer(&mut self, wire: &mut Wire, asked: u64, answer: EtcdAnswer, latest: u64) {
-        let Step::Asked(pending) = self.step else { return };
+        let Step::Campaigning(pending) = self.step else { return };
         if asked != self.asked {
             return;
         }

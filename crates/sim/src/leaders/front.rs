@@ -29,7 +29,7 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A question that is open, and what its request has to tell again with the answer.
 #[derive(Debug)]
-enum Asked {
+enum OpenQuestion {
     Nodes,
     Other { from: NodeId, refused: Refused },
     Migrate,
@@ -39,7 +39,7 @@ enum Asked {
 struct Live {
     core: RequestCore,
     timer: Option<Instant>,
-    asked: Option<(RequestKey, Asked)>,
+    asked: Option<(RequestKey, OpenQuestion)>,
 }
 
 /// A conductor that follows this one.
@@ -440,7 +440,7 @@ impl Front {
         true
     }
 
-    fn on_answer(&mut self, net: &mut Net, key: RequestKey, asked: Asked, answer: Answer<()>) {
+    fn on_answer(&mut self, net: &mut Net, key: RequestKey, asked: OpenQuestion, answer: Answer<()>) {
         let now = self.now(net);
         let Some(live) = self.live.get_mut(&key.request.0) else { return };
         tell_core(&mut live.core, now, key, asked, answer);
@@ -458,16 +458,16 @@ impl Front {
                 RequestEffect::Place { key, exclude, waited } => {
                     let wanted = live.core.placement_request(key, &exclude, waited);
                     let answer = self.desk.on_ask_for_nodes(now, &wanted, cluster, &mut random);
-                    self.on_asked(net, &mut live, (key, Asked::Nodes), answer);
+                    self.on_asked(net, &mut live, (key, OpenQuestion::Nodes), answer);
                 }
                 RequestEffect::AskReselect { key, from, refused } => {
                     let answer = self.desk.on_ask_for_other(now, key, &from, cluster, &mut random);
-                    self.on_asked(net, &mut live, (key, Asked::Other { from, refused }), answer);
+                    self.on_asked(net, &mut live, (key, OpenQuestion::Other { from, refused }), answer);
                 }
                 RequestEffect::PlaceMigration { key, to, tokens, exclude } => {
                     let question = MigrationQuestion { key, migrated: to, tokens, exclude };
                     let answer = self.desk.on_ask_for_migration(now, question, cluster, &mut random);
-                    self.on_asked(net, &mut live, (to, Asked::Migrate), answer);
+                    self.on_asked(net, &mut live, (to, OpenQuestion::Migrate), answer);
                 }
                 RequestEffect::Submit { node, job } => {
                     let needed = live.core.needed();
@@ -509,7 +509,13 @@ impl Front {
         self.live.insert(request, live);
     }
 
-    fn on_asked(&mut self, net: &mut Net, live: &mut Live, asked: (RequestKey, Asked), answer: Option<Answer<()>>) {
+    fn on_asked(
+        &mut self,
+        net: &mut Net,
+        live: &mut Live,
+        asked: (RequestKey, OpenQuestion),
+        answer: Option<Answer<()>>,
+    ) {
         net.log.asked += 1;
         let before = live.asked.take();
         assert!(before.is_none(), "a second question beside {before:?}");
@@ -524,11 +530,13 @@ impl Front {
     }
 }
 
-fn tell_core(core: &mut RequestCore, now: Instant, key: RequestKey, asked: Asked, answer: Answer<()>) {
+fn tell_core(core: &mut RequestCore, now: Instant, key: RequestKey, asked: OpenQuestion, answer: Answer<()>) {
     match (asked, answer) {
-        (Asked::Nodes, Answer::Placed(decided)) => core.on_placed(decided.at, key, decided.placed),
-        (Asked::Other { from, refused }, Answer::Reselected(to)) => core.on_reselected(now, key, (&from, refused), to),
-        (Asked::Migrate, Answer::Migrated(to)) => core.on_migration_placed(key, to),
+        (OpenQuestion::Nodes, Answer::Placed(decided)) => core.on_placed(decided.at, key, decided.placed),
+        (OpenQuestion::Other { from, refused }, Answer::Reselected(to)) => {
+            core.on_reselected(now, key, (&from, refused), to)
+        }
+        (OpenQuestion::Migrate, Answer::Migrated(to)) => core.on_migration_placed(key, to),
         (asked, answer) => panic!("{answer:?} to {asked:?}"),
     }
 }

@@ -1,7 +1,7 @@
 //! Several frontends that elect one of them to place for all, while things go wrong.
 //!
 //! Each has production's `Candidacy`, `Desk`, `Cluster` and `RequestCore`, nodes have its
-//! `TermGate`. Etcd, the network, clocks and what nodes compute are models. Faults come for some
+//! `TermFence`. Etcd, the network, clocks and what nodes compute are models. Faults come for some
 //! seconds, and then all is well for some: three times.
 //!
 //! **Checked**: no two conductors decide in one term, and no node carries out an order of an

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use baton_scheduler::{RequestEvent, TermGate};
+use baton_scheduler::{RequestEvent, TermFence};
 use baton_types::{
     DecodeEvent, DecodeTarget, ErrorKind, FetchReport, FinishReason, Generation, KvDtype, KvLayout, KvTransfer, Load,
     NodeId, NodeInfo, NodeProfile, NodeRole, PrefillEvent, PrefillJob, Refused, RequestKey,
@@ -44,7 +44,7 @@ pub(super) struct Node {
     pub place: usize,
     pub start: u64,
     role: NodeRole,
-    gate: TermGate,
+    term_fence: TermFence,
     /// The term of the last order that was carried out.
     accepted: u64,
     jobs: BTreeMap<RequestKey, Job>,
@@ -60,8 +60,8 @@ pub(super) fn name(place: usize, prefill: usize) -> NodeId {
 impl Node {
     pub(super) fn new(place: usize, start: u64, prefill: usize, fronts: usize) -> Self {
         let role = if place < prefill { NodeRole::Prefill } else { NodeRole::Decode };
-        let (gate, jobs, sessions) = (TermGate::default(), BTreeMap::new(), vec![None; fronts]);
-        Self { place, start, role, gate, accepted: 0, jobs, sessions }
+        let (term_fence, jobs, sessions) = (TermFence::default(), BTreeMap::new(), vec![None; fronts]);
+        Self { place, start, role, term_fence, accepted: 0, jobs, sessions }
     }
 
     fn info(&self, name: NodeId) -> NodeInfo {
@@ -123,8 +123,8 @@ impl Node {
         self.says(wire, (front, session), starts, Says::Joined(Box::new(self.info(name))));
         let load = Says::Load(Box::new(self.load()));
         self.says(wire, (front, session), starts, load);
-        if self.gate.latest() > 0 {
-            self.says(wire, (front, session), starts, Says::LeaderTerm(self.gate.latest()));
+        if self.term_fence.latest() > 0 {
+            self.says(wire, (front, session), starts, Says::LeaderTerm(self.term_fence.latest()));
         }
     }
 
@@ -168,7 +168,7 @@ impl Node {
             }
             Command::Job(term, job) => {
                 let key = job.key;
-                match self.gate.admit(term) {
+                match self.term_fence.admit(term) {
                     Err(stale) => {
                         counts.stale += 1;
                         let refused = Refused { kind: ErrorKind::Unavailable, message: stale.to_string() };

@@ -18,7 +18,7 @@ use super::stream::Stream;
 use super::wire::{Hello, MAGIC, PROTOCOL_VERSION, Rejection, Reply, common_version};
 use crate::TransportKind;
 use crate::engine::Host;
-use crate::metrics::Held;
+use crate::metrics::GaugeGuard;
 
 /// Wait after an error of accept(2), which is mostly that of having no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -117,7 +117,7 @@ impl Acceptor {
         listener: TransportKind,
         handshake: CancellationToken,
     ) -> io::Result<()> {
-        let _open = Held::new(&self.host.metrics.of(listener).connections_in, 1.0);
+        let _open = GaugeGuard::new(&self.host.metrics.of(listener).connections_in, 1.0);
         let registered = tokio::select! {
             greeted = timeout(self.host.config.connect_timeout, self.greet(&stream, listener)) => greeted,
             () = handshake.cancelled() => return Err(io::Error::other("pushed out by newer connections")),

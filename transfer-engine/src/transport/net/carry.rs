@@ -130,7 +130,7 @@ fn parts(job: &Job, part_bytes: u64) -> Result<Vec<Arc<Part>>, TransferError> {
         priority: job.priority,
         local: Arc::clone(&job.local),
         local_segment: job.local_segment,
-        gate: Arc::clone(&job.gate),
+        fence: Arc::clone(&job.fence),
         bytes: batch::total(&spans),
         spans,
     };

@@ -23,7 +23,7 @@ use crate::batch::Op;
 use crate::engine::Host;
 use crate::error::Refusal;
 use crate::grant::Writer;
-use crate::metrics::Held;
+use crate::metrics::GaugeGuard;
 
 /// Parts that wait for a lane; who wants to add one waits in front of it.
 const QUEUED_PARTS: usize = 128;
@@ -149,7 +149,7 @@ pub(crate) struct LaneTask {
 impl LaneTask {
     /// Sends until the lane ends. Every part given to it has had its outcome then.
     pub(super) async fn run(mut self) -> LaneEnd {
-        let _open = Held::new(&self.host.metrics.of(self.lane.kind).connections_out, 1.0);
+        let _open = GaugeGuard::new(&self.host.metrics.of(self.lane.kind).connections_out, 1.0);
         let (_, closed) = mpsc::channel(1);
         let mut waiting = std::mem::replace(&mut self.waiting, closed);
         let mut follow_ups = self.follow_ups.take();
@@ -260,7 +260,7 @@ impl LaneTask {
             && sending.part.op == Op::Read
             && !sending.landing.as_ref().is_some_and(Cursor::is_done)
             // Of a batch that is over, nothing lands.
-            && sending.part.gate.enter().is_some()
+            && sending.part.fence.enter().is_some()
         {
             let PartId { batch, part } = id;
             return Err(format!("part {part} of batch {batch} was acknowledged before all its bytes came"));

@@ -15,7 +15,7 @@ use super::shm::Armed;
 use super::wire::{Commit, PartId, Target};
 use crate::batch::Op;
 use crate::error::{Refusal, RefusalReason};
-use crate::gate::Gate;
+use crate::fence_guard::FenceGuard;
 use crate::path::InFlight;
 use crate::{Priority, SegmentId, SpanPair, TransportKind};
 
@@ -33,7 +33,7 @@ pub(crate) struct Part {
     /// This side's memory, and its name here.
     pub(super) local: Arc<MemoryRegion>,
     pub(super) local_segment: SegmentId,
-    pub(super) gate: Arc<Gate>,
+    pub(super) fence: Arc<FenceGuard>,
     pub(super) spans: Vec<SpanPair>,
     pub(super) bytes: u64,
 }

@@ -214,7 +214,7 @@ impl<'a> Receiver<'a> {
             let (mut from, mut to, mut len) = (span.from as usize, span.to.offset as usize, span.to.len as usize);
             while len > 0 {
                 let step = len.min(COPY_STEP);
-                let Some(pass) = grant.gate.enter() else {
+                let Some(pass) = grant.fence.enter() else {
                     return self.refuse(copy.target.id, ended_in_transfer(grant)).await;
                 };
                 copy_in(&view, from, &grant.region, to, step);
@@ -233,7 +233,7 @@ impl<'a> Receiver<'a> {
         let mut cursor = Cursor::new(&grant.region, spans);
         let limit = self.payload_limit(cursor.remaining() as u64);
         while !cursor.is_done() {
-            let landed = match grant.gate.enter() {
+            let landed = match grant.fence.enter() {
                 Some(_pass) => self.incoming.try_receive(self.stream, &grant.region, &mut cursor, 0),
                 None => {
                     self.refuse(data.target.id, ended_in_transfer(grant)).await?;
@@ -259,7 +259,7 @@ impl<'a> Receiver<'a> {
             return Ok(());
         }
         // A grant that has ended does not take the part anyway.
-        let Some(_pass) = grant.gate.enter() else { return Ok(()) };
+        let Some(_pass) = grant.fence.enter() else { return Ok(()) };
         let landed = checksums(&grant.region, data.spans.iter().map(|span| (span.offset as usize, span.len as usize)));
         let Some(wrong) = landed.iter().zip(&data.checksums).position(|(landed, sent)| landed != sent) else {
             return Ok(());
@@ -276,7 +276,7 @@ impl<'a> Receiver<'a> {
         let ready = async {
             tokio::select! {
                 ready = self.incoming.wait_for_payload(self.stream, missing) => ready,
-                () = grant.gate.closed() => Ok(()),
+                () = grant.fence.closed() => Ok(()),
             }
         };
         timeout_at(limit.into(), ready).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?

@@ -58,7 +58,7 @@ impl Receiver<'_> {
 
     /// False: the lease has ended; what was begun is sent to its end, from a copy made at once.
     async fn send_payload(&mut self, lease: &Grant, id: PartId, spans: &[SpanPair]) -> io::Result<bool> {
-        let Some(pass) = lease.gate.enter() else { return Ok(false) };
+        let Some(pass) = lease.fence.enter() else { return Ok(false) };
         let bytes = batch::total(spans);
         let mut head = Vec::new();
         put_payload(&mut head, id, bytes as u32);
@@ -72,7 +72,7 @@ impl Receiver<'_> {
                     let ready = async {
                         tokio::select! {
                             ready = self.stream.writable() => ready.map(|()| true),
-                            () = lease.gate.closed() => Ok(false),
+                            () = lease.fence.closed() => Ok(false),
                         }
                     };
                     let waited = timeout(self.patience(), ready).await;

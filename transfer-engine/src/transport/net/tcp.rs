@@ -8,7 +8,7 @@ use super::lane::LaneTask;
 use super::part::Part;
 use super::payload::{Cursor, Outgoing, checksums};
 use super::wire::{MAX_FRAME_SPANS, PartId, put_commit, put_data, put_read};
-use crate::gate::Pass;
+use crate::fence_guard::Pass;
 use crate::{TransportKind, batch};
 
 /// Sends a part with its trailer. False: its batch is over, and the peer knows it.
@@ -18,7 +18,7 @@ pub(super) async fn send_part(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -
     let frames = batch::cut(&part.spans, u64::from(lane.host.config.frame_bytes), MAX_FRAME_SPANS);
     let last = frames.len().saturating_sub(1);
     for (i, spans) in frames.iter().enumerate() {
-        let Some(pass) = part.gate.enter() else { return lane.give_up(part, i > 0).await };
+        let Some(pass) = part.fence.enter() else { return lane.give_up(part, i > 0).await };
         let source = spans.iter().map(|span| (span.local_offset as usize, span.len as usize));
         let checked = if lane.has_checksums() { checksums(&part.local, source.clone()) } else { Vec::new() };
         put_data(&mut head, &part.target(), spans, &checked);
@@ -53,7 +53,7 @@ async fn send_frame(lane: &LaneTask, part: &Part, mut frame: Outgoing<'_>, pass:
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::select! {
                 ready = lane.stream.writable() => ready?,
-                () = part.gate.closed() => break,
+                () = part.fence.closed() => break,
             },
             Err(error) => return Err(error),
         }
@@ -100,7 +100,7 @@ pub(super) async fn land(lane: &LaneTask, incoming: &mut Incoming, id: PartId, b
     }
     let end = cursor.remaining() - bytes;
     while cursor.remaining() > end {
-        let received = match part.gate.enter() {
+        let received = match part.fence.enter() {
             Some(_pass) => incoming.try_receive(&lane.stream, &part.local, &mut cursor, end),
             None => return drop_payload(lane, incoming, cursor.remaining() - end).await,
         };
@@ -113,7 +113,7 @@ pub(super) async fn land(lane: &LaneTask, incoming: &mut Incoming, id: PartId, b
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::select! {
                 ready = incoming.wait_for_payload(&lane.stream, cursor.remaining() - end) => ready?,
-                () = part.gate.closed() => {}
+                () = part.fence.closed() => {}
             },
             Err(error) => return Err(error),
         }

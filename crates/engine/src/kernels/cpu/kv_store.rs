@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! f32, f16, bf16    [head_dim]
-//! int8              [head_dim] codes, then scale = max |x| / 127 of the row, in single precision;  x is about scale * code
+//! int8              [head_dim] quants, then scale = max |x| / 127 of the row, in single precision;  x is about scale * code
 //! ```
 
 use baton_types::{BlockId, KvDtype};
@@ -113,8 +113,8 @@ fn encode_of<V: F32x16>(dtype: KvDtype, x: &[f32], to: &mut [u8]) {
                 put(&halves, to);
             }
             KvDtype::Int8 => {
-                let codes = bounded(lanes).mul(inverse).add(V::splat(ROUND_MAGIC)).bytes_of_rounded();
-                put(&codes, to);
+                let quants = bounded(lanes).mul(inverse).add(V::splat(ROUND_MAGIC)).bytes_of_rounded();
+                put(&quants, to);
             }
         }
     }

@@ -8,7 +8,7 @@ use super::matmul::{PackedMatrix, RoundedMatrix, gated_matmul, rounded_matmul, s
 use super::product_buffers::ProductBuffers;
 use super::quantize::QuantizedRows;
 use super::quantized::{gated_quantized_matmul, quantized_matmul};
-use super::quantized_matrix::{PANEL, QuantizedMatrix};
+use super::quantized_matrix::{QuantizedMatrix, TILE_OUTPUTS};
 use super::rounded::RoundedRows;
 use super::row_buffers::RowBuffers;
 
@@ -92,12 +92,12 @@ impl Matrix {
 
     /// Whether a part may begin at this output.
     pub fn can_follow(outputs: usize) -> bool {
-        outputs.is_multiple_of(PANEL)
+        outputs.is_multiple_of(TILE_OUTPUTS)
     }
 
     /// Whether a matrix with rows of this type and length can stay quantized.
     pub fn stays_quantized(dtype: Dtype, inputs: usize) -> bool {
-        dtype.code_form().is_some() && dtype.bytes_of(inputs).is_some()
+        dtype.quant_format().is_some() && dtype.bytes_of(inputs).is_some()
     }
 
     /// What its products round activations to. All parts agree.
@@ -201,7 +201,7 @@ pub(crate) fn gated(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, do
     assert!((columns, form) == (w.inputs(), w.products()), "inputs that were filled for another matrix");
     assert_eq!(2 * down.inputs(), w.outputs(), "gates and ups");
     match part.form() {
-        Form::Rounded(matrix) if matrix.halves_are_panels() => {
+        Form::Rounded(matrix) if matrix.halves_are_whole_tiles() => {
             gated_matmul(isa, threads, &inputs.rounded, matrix, &inputs.products, &mut to.rounded);
         }
         // A single row is bound by memory, which is read fastest in one stream.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! W of the file     [n][k]
-//! packed            [n / 32][k / 2][2 x 16 outputs, pairs of inputs (see `Pairs`)]     the last panel is padded with zero columns, and so is an odd k. Halves stay halves
+//! packed            [n / 32][k / 2][2 x 16 outputs, pairs of inputs (see `Pairs`)]     the last packed_tile is padded with zero columns, and so is an odd k. Halves stay halves
 //! ```
 //!
 //! Vectors run over outputs, so that each output is one chain of fused multiply-adds in the order
@@ -31,10 +31,10 @@ use super::tile::{Ahead, Extent, Operand, TILE_BLOCK, product, shape};
 use super::unpacked::unpack;
 
 /// Outputs of one packed tile.
-const PANEL: usize = 2 * LANES;
-const _: () = assert!(PANEL == GATES);
+const TILE_OUTPUTS: usize = 2 * LANES;
+const _: () = assert!(TILE_OUTPUTS == GATES);
 /// Weights of a packed tile and a pair of inputs.
-const PANEL_PAIR: usize = 2 * PAIR;
+const TILE_PAIR: usize = 2 * PAIR;
 /// Rows computed against a packed tile before the next packed tile: their activations (some 400 KB
 /// in single precision) stay in the second-level cache.
 const ROW_BLOCK: usize = 96;
@@ -48,7 +48,7 @@ const TILE_DEPTH_BLOCK: usize = 576;
 const TILE_ROW_BYTES: usize = 768 << 10;
 /// Bytes of the weights of a packed tile that are unpacked at once.
 pub(super) const UNPACKED_BYTES: usize =
-    size_of::<bf16>() * PANEL * if TILE_DEPTH_BLOCK > DEPTH_BLOCK { TILE_DEPTH_BLOCK } else { DEPTH_BLOCK };
+    size_of::<bf16>() * TILE_OUTPUTS * if TILE_DEPTH_BLOCK > DEPTH_BLOCK { TILE_DEPTH_BLOCK } else { DEPTH_BLOCK };
 /// Multiply-adds below which waking another thread does not pay (some 10 us of work).
 const PARALLEL_WORK: usize = 200_000;
 
@@ -56,7 +56,7 @@ const PARALLEL_WORK: usize = 200_000;
 pub(crate) struct PackedMatrix {
     /// F32, F16 or BF16.
     element: Dtype,
-    panels: WeightBytes,
+    packed_tiles: WeightBytes,
     outputs: usize,
     inputs: usize,
 }
@@ -71,19 +71,19 @@ impl PackedMatrix {
         (outputs, inputs): (usize, usize),
         read: impl Fn(Range<usize>, &mut [f32]) -> Result<(), EngineError> + Sync,
     ) -> Result<Self, EngineError> {
-        let panel_bytes = panel_elements(inputs) * element.block_bytes();
-        let mut panels = memory.zeroed(outputs.div_ceil(PANEL) * panel_bytes)?;
-        let slots: Vec<_> = panels.chunks_exact_mut(panel_bytes.max(1)).map(Mutex::new).collect();
+        let tile_bytes = packed_elements(inputs) * element.block_bytes();
+        let mut packed_tiles = memory.zeroed(outputs.div_ceil(TILE_OUTPUTS) * tile_bytes)?;
+        let slots: Vec<_> = packed_tiles.chunks_exact_mut(tile_bytes.max(1)).map(Mutex::new).collect();
         let failed = Mutex::new(None);
-        threads.for_each(slots.len(), true, |_, panel| {
-            let range = panel * PANEL..outputs.min((panel + 1) * PANEL);
+        threads.for_each(slots.len(), true, |_, packed_tile| {
+            let range = packed_tile * TILE_OUTPUTS..outputs.min((packed_tile + 1) * TILE_OUTPUTS);
             let mut rows = vec![0.0; range.len() * inputs];
-            let mut slot = slots[panel].lock().unwrap_or_else(PoisonError::into_inner);
+            let mut slot = slots[packed_tile].lock().unwrap_or_else(PoisonError::into_inner);
             match read(range, &mut rows) {
                 Ok(()) => match element {
-                    Dtype::F16 => pack_panel::<f16>(&rows, inputs, numbers_mut(&mut slot)),
-                    Dtype::BF16 => pack_panel::<bf16>(&rows, inputs, numbers_mut(&mut slot)),
-                    _ => pack_panel::<f32>(&rows, inputs, numbers_mut(&mut slot)),
+                    Dtype::F16 => pack_tile::<f16>(&rows, inputs, numbers_mut(&mut slot)),
+                    Dtype::BF16 => pack_tile::<bf16>(&rows, inputs, numbers_mut(&mut slot)),
+                    _ => pack_tile::<f32>(&rows, inputs, numbers_mut(&mut slot)),
                 },
                 Err(error) => *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error),
             }
@@ -91,7 +91,7 @@ impl PackedMatrix {
         drop(slots);
         match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error),
-            None => Ok(Self { element, panels, outputs, inputs }),
+            None => Ok(Self { element, packed_tiles, outputs, inputs }),
         }
     }
 
@@ -119,27 +119,27 @@ impl PackedMatrix {
     }
 
     fn copy_typed<N: Number>(&self, row: usize, to: &mut [f32]) {
-        let panel = &numbers::<N>(&self.panels)[row / PANEL * panel_elements(self.inputs)..];
+        let packed_tile = &numbers::<N>(&self.packed_tiles)[row / TILE_OUTPUTS * packed_elements(self.inputs)..];
         for (input, x) in to.iter_mut().enumerate() {
-            *x = panel[place::<N>(row % PANEL, input)].to_f32();
+            *x = packed_tile[place::<N>(row % TILE_OUTPUTS, input)].to_f32();
         }
     }
 }
 
 /// Weights of a packed tile, an odd number of inputs made even.
-fn panel_elements(inputs: usize) -> usize {
-    inputs.div_ceil(2) * PANEL_PAIR
+fn packed_elements(inputs: usize) -> usize {
+    inputs.div_ceil(2) * TILE_PAIR
 }
 
 /// Where a weight lies in its packed tile.
 fn place<N: Number>(output: usize, input: usize) -> usize {
-    input / 2 * PANEL_PAIR + output / LANES * PAIR + N::place(output % LANES, input % 2)
+    input / 2 * TILE_PAIR + output / LANES * PAIR + N::place(output % LANES, input % 2)
 }
 
-fn pack_panel<N: Number>(rows: &[f32], inputs: usize, panel: &mut [N]) {
+fn pack_tile<N: Number>(rows: &[f32], inputs: usize, packed_tile: &mut [N]) {
     for (output, row) in rows.chunks_exact(inputs).enumerate() {
         for (input, &x) in row.iter().enumerate() {
-            panel[place::<N>(output, input)] = N::of(x);
+            packed_tile[place::<N>(output, input)] = N::of(x);
         }
     }
 }
@@ -150,7 +150,7 @@ pub(super) fn single_matmul(isa: Isa, threads: &Threads, x: &Rows, w: &PackedMat
     let shape = TaskShape {
         rows: x.rows(),
         row_block: ROW_BLOCK,
-        panels: w.outputs.div_ceil(PANEL),
+        packed_tiles: w.outputs.div_ceil(TILE_OUTPUTS),
         work: w.outputs * w.inputs,
     };
     shape.for_each(threads, |_, part| single_products(isa, x, w, to, part));
@@ -179,8 +179,8 @@ impl RoundedMatrix<'_> {
     }
 
     /// Whether each half of the outputs is whole packed tiles.
-    pub fn halves_are_panels(&self) -> bool {
-        self.outputs().is_multiple_of(2 * PANEL)
+    pub fn halves_are_whole_tiles(&self) -> bool {
+        self.outputs().is_multiple_of(2 * TILE_OUTPUTS)
     }
 }
 
@@ -214,7 +214,7 @@ pub(super) fn gated_matmul(
     buffers: &ProductBuffers,
     to: &mut RoundedRows,
 ) {
-    assert!(w.halves_are_panels(), "halves of whole panels");
+    assert!(w.halves_are_whole_tiles(), "halves of whole packed tiles");
     to.resize(x.rows(), w.outputs() / 2);
     rounded_tasks(isa, threads, x, w, buffers, Output::Gated(to.share()));
 }
@@ -232,8 +232,12 @@ fn rounded_tasks(
         true => (TILE_ROW_BYTES / (size_of::<bf16>() * w.inputs()) / TILE_BLOCK).max(1) * TILE_BLOCK,
         false => ROW_BLOCK,
     };
-    let shape =
-        TaskShape { rows: x.rows(), row_block, panels: outputs.div_ceil(PANEL), work: w.outputs() * w.inputs() };
+    let shape = TaskShape {
+        rows: x.rows(),
+        row_block,
+        packed_tiles: outputs.div_ceil(TILE_OUTPUTS),
+        work: w.outputs() * w.inputs(),
+    };
     shape.for_each(threads, |worker, part| {
         let gate_rows = if matches!(to, Output::Gated(_)) { part.rows.len().next_multiple_of(TILE_BLOCK) } else { 0 };
         let mut buffer = buffers.lock(worker, gate_rows);
@@ -246,7 +250,7 @@ struct TaskShape {
     rows: usize,
     /// Most rows of a task.
     row_block: usize,
-    panels: usize,
+    packed_tiles: usize,
     /// Multiply-adds per row.
     work: usize,
 }
@@ -254,12 +258,12 @@ struct TaskShape {
 impl TaskShape {
     /// Runs `work(worker, part)` for each task.
     fn for_each(self, threads: &Threads, work: impl Fn(usize, Part) + Sync) {
-        let Self { rows, panels, .. } = self;
+        let Self { rows, packed_tiles, .. } = self;
         let parallel = rows * self.work >= PARALLEL_WORK;
         // Some tasks per thread, so that one that was late does not hold up the rest: of few packed
         // tiles each, then of few rows.
-        let group = if parallel { panels.div_ceil(threads.count() * 4) } else { panels };
-        let groups = panels.div_ceil(group);
+        let group = if parallel { packed_tiles.div_ceil(threads.count() * 4) } else { packed_tiles };
+        let groups = packed_tiles.div_ceil(group);
         let blocks = if parallel { (threads.count() * 2).div_ceil(groups) } else { 1 };
         let row_block = self.row_block.min(rows.div_ceil(blocks).max(1).next_multiple_of(TILE_BLOCK));
         let tasks = rows.div_ceil(row_block) * groups;
@@ -267,8 +271,8 @@ impl TaskShape {
             let (first_row, first, next) = (task / groups * row_block, task % groups * group, task + threads.count());
             let part = Part {
                 rows: first_row..rows.min(first_row + row_block),
-                panels: first..panels.min(first + group),
-                then: if next < tasks { next % groups * group } else { panels },
+                packed_tiles: first..packed_tiles.min(first + group),
+                then: if next < tasks { next % groups * group } else { packed_tiles },
             };
             work(worker, part);
         });
@@ -278,7 +282,7 @@ impl TaskShape {
 /// What one task computes: some rows against some packed tiles.
 struct Part {
     rows: Range<usize>,
-    panels: Range<usize>,
+    packed_tiles: Range<usize>,
     /// The first packed tile of the thread's next task, most likely; the number of packed tiles if
     /// there is none.
     then: usize,
@@ -286,8 +290,8 @@ struct Part {
 
 impl Part {
     /// The packed tile that follows, most likely.
-    fn after(&self, panel: usize) -> usize {
-        if panel + 1 < self.panels.end { panel + 1 } else { self.then }
+    fn after(&self, packed_tile: usize) -> usize {
+        if packed_tile + 1 < self.packed_tiles.end { packed_tile + 1 } else { self.then }
     }
 }
 
@@ -389,19 +393,19 @@ fn single_products_of<V: F32x16>(x: &Rows, w: &PackedMatrix, to: Destination<'_>
 }
 
 /// A matrix that gives its weights as packed tiles of 32 outputs.
-trait Panels<P: Pairs> {
+trait PackedTiles<P: Pairs> {
     fn inputs(&self) -> usize;
     fn outputs(&self) -> usize;
 
     /// Some inputs of a packed tile, in pairs: `[depth / 2][2 x 16 outputs, pairs]`. `room` has
     /// room for them if they are not in memory like that.
-    fn weights(&self, panel: usize, depth: Range<usize>, room: &mut [P::Weight]) -> *const P::Weight;
+    fn weights(&self, packed_tile: usize, depth: Range<usize>, room: &mut [P::Weight]) -> *const P::Weight;
 
     /// The memory that these are read from. The packed tile may be one past the last.
-    fn bytes(&self, panel: usize, depth: Range<usize>) -> (*const u8, usize);
+    fn bytes(&self, packed_tile: usize, depth: Range<usize>) -> (*const u8, usize);
 }
 
-impl<P: Pairs> Panels<P> for PackedMatrix {
+impl<P: Pairs> PackedTiles<P> for PackedMatrix {
     fn inputs(&self) -> usize {
         self.inputs
     }
@@ -411,16 +415,17 @@ impl<P: Pairs> Panels<P> for PackedMatrix {
     }
 
     #[inline(always)]
-    fn weights(&self, panel: usize, depth: Range<usize>, _: &mut [P::Weight]) -> *const P::Weight {
-        let elements = panel_elements(self.inputs);
-        numbers::<P::Weight>(&self.panels)[panel * elements..][..elements][depth.start / 2 * PANEL_PAIR..].as_ptr()
+    fn weights(&self, packed_tile: usize, depth: Range<usize>, _: &mut [P::Weight]) -> *const P::Weight {
+        let elements = packed_elements(self.inputs);
+        numbers::<P::Weight>(&self.packed_tiles)[packed_tile * elements..][..elements][depth.start / 2 * TILE_PAIR..]
+            .as_ptr()
     }
 
     #[inline(always)]
-    fn bytes(&self, panel: usize, depth: Range<usize>) -> (*const u8, usize) {
+    fn bytes(&self, packed_tile: usize, depth: Range<usize>) -> (*const u8, usize) {
         let bytes = |elements: usize| elements * size_of::<P::Weight>();
-        let at = bytes(panel * panel_elements(self.inputs) + depth.start / 2 * PANEL_PAIR);
-        (self.panels.as_ptr().wrapping_add(at), bytes(depth.len() / 2 * PANEL_PAIR))
+        let at = bytes(packed_tile * packed_elements(self.inputs) + depth.start / 2 * TILE_PAIR);
+        (self.packed_tiles.as_ptr().wrapping_add(at), bytes(depth.len() / 2 * TILE_PAIR))
     }
 }
 
@@ -431,7 +436,7 @@ struct Unpacked<'a> {
     isa: Isa,
 }
 
-impl<P: Pairs<Weight = bf16>> Panels<P> for Unpacked<'_> {
+impl<P: Pairs<Weight = bf16>> PackedTiles<P> for Unpacked<'_> {
     fn inputs(&self) -> usize {
         self.w.inputs()
     }
@@ -441,21 +446,21 @@ impl<P: Pairs<Weight = bf16>> Panels<P> for Unpacked<'_> {
     }
 
     #[inline(always)]
-    fn weights(&self, panel: usize, depth: Range<usize>, room: &mut [bf16]) -> *const bf16 {
-        let room = &mut room[..depth.len() * PANEL];
-        unpack(self.isa, self.w, panel, depth, room);
+    fn weights(&self, packed_tile: usize, depth: Range<usize>, room: &mut [bf16]) -> *const bf16 {
+        let room = &mut room[..depth.len() * TILE_OUTPUTS];
+        unpack(self.isa, self.w, packed_tile, depth, room);
         room.as_ptr()
     }
 
     #[inline(always)]
-    fn bytes(&self, panel: usize, depth: Range<usize>) -> (*const u8, usize) {
-        self.w.code_bytes(2 * panel, depth)
+    fn bytes(&self, packed_tile: usize, depth: Range<usize>) -> (*const u8, usize) {
+        self.w.code_bytes(2 * packed_tile, depth)
     }
 }
 
 /// `x` has the rows of the part.
 #[inline(always)]
-fn products<P: Pairs, W: Panels<P>>(
+fn products<P: Pairs, W: PackedTiles<P>>(
     x: Operand<*const P::Input>,
     w: &W,
     room: &mut [P::Weight],
@@ -463,17 +468,19 @@ fn products<P: Pairs, W: Panels<P>>(
     part: Part,
 ) {
     let Destination { y, column, target } = to;
-    for panel in part.panels.clone() {
+    for packed_tile in part.packed_tiles.clone() {
         // Rows of Y have room for a multiple of 16 columns, so only whole vectors are left out.
-        let columns = (w.outputs() - panel * PANEL).div_ceil(LANES).min(PANEL / LANES) * LANES;
-        let c = Operand { at: y.at(part.rows.start, column + panel * PANEL, columns), stride: y.stride() };
+        let columns = (w.outputs() - packed_tile * TILE_OUTPUTS).div_ceil(LANES).min(TILE_OUTPUTS / LANES) * LANES;
+        let c = Operand { at: y.at(part.rows.start, column + packed_tile * TILE_OUTPUTS, columns), stride: y.stride() };
         // SAFETY: these rows of X, and this task's own part of Y.
-        unsafe { panel_product::<P, W>(x, &part.rows, w, room, (panel, part.after(panel)), (c, columns), target) };
+        unsafe {
+            tile_product::<P, W>(x, &part.rows, w, room, (packed_tile, part.after(packed_tile)), (c, columns), target)
+        };
     }
 }
 
 #[inline(always)]
-fn gated_products<P: Pairs<Input = bf16>, W: Panels<P>>(
+fn gated_products<P: Pairs<Input = bf16>, W: PackedTiles<P>>(
     x: Operand<*const P::Input>,
     w: &W,
     room: &mut [P::Weight],
@@ -481,19 +488,19 @@ fn gated_products<P: Pairs<Input = bf16>, W: Panels<P>>(
     to: SharedRows<'_, bf16>,
     part: Part,
 ) {
-    let (rows, half) = (&part.rows, w.outputs() / 2 / PANEL);
-    for panel in part.panels.clone() {
-        let (gate, up) = (panel, half + panel);
+    let (rows, half) = (&part.rows, w.outputs() / 2 / TILE_OUTPUTS);
+    for packed_tile in part.packed_tiles.clone() {
+        let (gate, up) = (packed_tile, half + packed_tile);
         let c = Operand { at: gates.as_mut_ptr(), stride: GATE_STRIDE };
         // SAFETY: these rows of X; the buffer has room for as many.
         unsafe {
-            panel_product::<P, W>(x, rows, w, room, (gate, up), (c, PANEL), Target::Set);
-            let c = Operand { at: c.at.add(PANEL), ..c };
-            panel_product::<P, W>(x, rows, w, room, (up, part.after(panel)), (c, PANEL), Target::Set);
+            tile_product::<P, W>(x, rows, w, room, (gate, up), (c, TILE_OUTPUTS), Target::Set);
+            let c = Operand { at: c.at.add(TILE_OUTPUTS), ..c };
+            tile_product::<P, W>(x, rows, w, room, (up, part.after(packed_tile)), (c, TILE_OUTPUTS), Target::Set);
         }
         for (row, from) in rows.clone().zip(gates.chunks_exact(GATE_STRIDE)) {
-            let (gate, up) = from.split_at(PANEL);
-            let mut column = panel * PANEL;
+            let (gate, up) = from.split_at(TILE_OUTPUTS);
+            let mut column = packed_tile * TILE_OUTPUTS;
             for (gate, up) in gate.chunks_exact(LANES).zip(up.chunks_exact(LANES)) {
                 let gated = gate_of(P::Floats::read(gate), P::Floats::read(up));
                 // SAFETY: 16 columns of this task's own.
@@ -510,12 +517,12 @@ fn gated_products<P: Pairs<Input = bf16>, W: Panels<P>>(
 /// These rows of `x` can be read, and `columns` columns of as many rows of `c` written, which
 /// nothing else touches.
 #[inline(always)]
-unsafe fn panel_product<P: Pairs, W: Panels<P>>(
+unsafe fn tile_product<P: Pairs, W: PackedTiles<P>>(
     x: Operand<*const P::Input>,
     rows: &Range<usize>,
     w: &W,
     room: &mut [P::Weight],
-    (panel, then): (usize, usize),
+    (packed_tile, then): (usize, usize),
     (c, columns): (Operand<*mut f32>, usize),
     target: Target,
 ) {
@@ -524,10 +531,10 @@ unsafe fn panel_product<P: Pairs, W: Panels<P>>(
     let whole = if P::TILES { rows.len() / TILE_BLOCK * TILE_BLOCK } else { rows.len() };
     for start in (0..w.inputs()).step_by(depth_block) {
         let depth = start..w.inputs().min(start + depth_block);
-        let b = Operand { at: w.weights(panel, depth.clone(), room), stride: PANEL_PAIR };
+        let b = Operand { at: w.weights(packed_tile, depth.clone(), room), stride: TILE_PAIR };
         // The inputs that follow, or the next packed tile's first.
         let (next, bytes) = match depth.end < w.inputs() {
-            true => w.bytes(panel, depth.end..w.inputs().min(depth.end + depth_block)),
+            true => w.bytes(packed_tile, depth.end..w.inputs().min(depth.end + depth_block)),
             false => w.bytes(then, 0..depth_block.min(w.inputs())),
         };
         for part in [0..whole, whole..rows.len()] {
@@ -552,7 +559,7 @@ unsafe fn panel_product<P: Pairs, W: Panels<P>>(
 
 #[cfg(test)]
 mod tests {
-    use baton_formats::{CODES, CodeBlock};
+    use baton_formats::{QUANTS, QuantBlock};
 
     use super::super::quantized_matrix;
     use super::super::row_buffers::RowBuffers;
@@ -666,9 +673,9 @@ mod tests {
     }
 
     /// The elements of blocks, rounded to bfloat16.
-    fn elements(dtype: Dtype, blocks: &[CodeBlock]) -> Vec<f32> {
-        let mut w = vec![0.0; blocks.len() * CODES];
-        let form = dtype.code_form().unwrap();
+    fn elements(dtype: Dtype, blocks: &[QuantBlock]) -> Vec<f32> {
+        let mut w = vec![0.0; blocks.len() * QUANTS];
+        let form = dtype.quant_format().unwrap();
         blocks.iter().zip(w.as_chunks_mut().0).for_each(|(block, out)| block.elements(form, out));
         w.into_iter().map(|w| <bf16 as Number>::of(w).to_f32()).collect()
     }
@@ -683,7 +690,7 @@ mod tests {
             [(1, 1, 32), (1, 350, 608), (2, 47, 64), (15, 33, 96), (16, 16, 256), (17, 100, 64), (33, 40, 608)]
         {
             for dtype in quantized_matrix::tests::quantized() {
-                let blocks = quantized_matrix::tests::random_blocks(dtype, outputs as u64, outputs * inputs / CODES);
+                let blocks = quantized_matrix::tests::random_blocks(dtype, outputs as u64, outputs * inputs / QUANTS);
                 let elements = elements(dtype, &blocks);
                 for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
                     let threads = Threads::new(count).unwrap();
@@ -717,14 +724,14 @@ mod tests {
         for (dtype, (rows, half, inputs)) in
             quantized_matrix::tests::quantized().flat_map(|dtype| shapes.map(|shape| (dtype, shape)))
         {
-            let blocks = quantized_matrix::tests::random_blocks(dtype, 3, 2 * half * inputs / CODES);
+            let blocks = quantized_matrix::tests::random_blocks(dtype, 3, 2 * half * inputs / QUANTS);
             let elements = elements(dtype, &blocks);
             for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
                 let threads = Threads::new(count).unwrap();
-                let codes = quantized_matrix::tests::packed(&threads, dtype, &blocks, inputs);
+                let quants = quantized_matrix::tests::packed(&threads, dtype, &blocks, inputs);
                 let halves = packed(&threads, Dtype::BF16, &elements, inputs);
                 let (x, rounded) = rounded_rows(isa, &threads, (rows, inputs));
-                for w in [RoundedMatrix::Packed(&halves), RoundedMatrix::Unpacked(&codes)] {
+                for w in [RoundedMatrix::Packed(&halves), RoundedMatrix::Unpacked(&quants)] {
                     let mut found = RoundedRows::new();
                     gated_matmul(isa, &threads, &rounded, w, &ProductBuffers::new(&threads), &mut found);
                     assert_eq!(found.rows(), rows);

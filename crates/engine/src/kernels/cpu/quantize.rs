@@ -26,7 +26,7 @@ pub(super) const ZERO: i32 = 8;
 #[repr(C, align(64))]
 pub(super) struct QuantizedBlock {
     /// From -127 to 127.
-    pub codes: [[i8; BLOCK]; GROUP],
+    pub quants: [[i8; BLOCK]; GROUP],
     /// x is about scale * code.
     pub scales: [f32; GROUP],
     /// Scale times the sum of the quants.
@@ -128,11 +128,11 @@ pub(super) fn quantize_block<V: F32x16>(x: &[f32; BLOCK], slot: usize, block: &m
     let (scale, inverse) = scale_of(largest, halves[0].all_finite() && halves[1].all_finite());
     let (inverse, magic) = (V::splat(inverse), V::splat(ROUND_MAGIC));
     let rounded = [halves[0].mul(inverse).add(magic), halves[1].mul(inverse).add(magic)];
-    let codes = [rounded[0].bytes_of_rounded(), rounded[1].bytes_of_rounded()];
-    let (first, last) = block.codes[slot].split_at_mut(LANES);
-    first.copy_from_slice(&codes[0]);
-    last.copy_from_slice(&codes[1]);
-    let sums = [V::sum_of_bytes(codes[0]), V::sum_of_bytes(codes[1])];
+    let quants = [rounded[0].bytes_of_rounded(), rounded[1].bytes_of_rounded()];
+    let (first, last) = block.quants[slot].split_at_mut(LANES);
+    first.copy_from_slice(&quants[0]);
+    last.copy_from_slice(&quants[1]);
+    let sums = [V::sum_of_bytes(quants[0]), V::sum_of_bytes(quants[1])];
     let sum = sums[0] + sums[1];
     block.scales[slot] = scale;
     block.weighted_sums[slot] = scale * sum as f32;
@@ -187,8 +187,8 @@ mod tests {
                     let expected = reference::quantize(x.row(row));
                     for (block, expected) in quantized.group(row / GROUP).iter().zip(expected) {
                         let slot = row % GROUP;
-                        let sum: i32 = expected.codes.iter().map(|&code| i32::from(code)).sum();
-                        assert_eq!(block.codes[slot], expected.codes, "{isa}, row {row}");
+                        let sum: i32 = expected.quants.iter().map(|&code| i32::from(code)).sum();
+                        assert_eq!(block.quants[slot], expected.quants, "{isa}, row {row}");
                         assert_eq!(block.scales[slot], expected.scale);
                         assert_eq!(block.weighted_sums[slot], expected.scale * sum as f32);
                         assert_eq!(block.zeros[slot], -8 * sum);

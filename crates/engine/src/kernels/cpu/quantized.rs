@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! y = sum over blocks of 32 inputs, in their order:
-//!       dot = sum of code * a                      a: codes of the activations; exact in 32-bit integers
+//!       dot = sum of code * a                      a: quants of the activations; exact in 32-bit integers
 //!       y = fma(dot * a_scale, scale, y)           where the type has a zero: dot of (code - zero)
 //!       y = fma(a_scale * sum of a, minimum, y)    where it has a minimum
 //! ```
@@ -21,7 +21,7 @@ use super::linear::{Destination, Target};
 use super::product_buffers::{GATE_STRIDE, GATES, ProductBuffers};
 use super::quantize::{BLOCK, QuantizedBlock, QuantizedRows, ZERO, quantize_block};
 use super::quantized_matrix::{
-    PANEL, QuantizedMatrix, code_bytes, form_of, groups, lanes, per_type, scale_bytes, two_quads,
+    QuantizedMatrix, TILE_OUTPUTS, code_bytes, form_of, groups, lanes, per_type, scale_bytes, two_quads,
 };
 use super::row_buffers::GROUP;
 use super::swiglu::gate_of;
@@ -38,8 +38,8 @@ const PARALLEL_WORK: usize = 100_000;
 /// Packed tiles of the widest register tile of any instruction set.
 const WIDEST_TILE: usize = 2;
 /// Packed tiles of the gates that are made at once, and of their ups.
-const GATED_PANELS: usize = 2 * WIDEST_TILE;
-const _: () = assert!(WIDEST_TILE * PANEL == GATES && GATES == BLOCK);
+const GATED_TILES: usize = 2 * WIDEST_TILE;
+const _: () = assert!(WIDEST_TILE * TILE_OUTPUTS == GATES && GATES == BLOCK);
 
 /// Where products go.
 #[derive(Clone, Copy)]
@@ -75,21 +75,21 @@ pub(super) fn gated_quantized_matmul(
 }
 
 fn quantized_tasks(isa: Isa, threads: &Threads, x: &QuantizedRows, w: &QuantizedMatrix, to: Output<'_>) {
-    let panels = if let Output::Gated(..) = to { w.panels() / 2 } else { w.panels() };
+    let packed_tiles = if let Output::Gated(..) = to { w.packed_tiles() / 2 } else { w.packed_tiles() };
     let parallel = x.rows() * w.inputs() * w.outputs() >= PARALLEL_WORK;
     // Some tasks per thread, so that one that was late does not hold up the rest; whole register
     // tiles each.
     let wanted_runs = threads.count() * if x.rows() > GROUP { 16 } else { 4 };
-    let run = if parallel { (panels / wanted_runs / WIDEST_TILE).max(1) * WIDEST_TILE } else { panels };
-    let runs = panels.div_ceil(run);
-    let run_of = |task: usize| task % runs * run..panels.min((task % runs + 1) * run);
+    let run = if parallel { (packed_tiles / wanted_runs / WIDEST_TILE).max(1) * WIDEST_TILE } else { packed_tiles };
+    let runs = packed_tiles.div_ceil(run);
+    let run_of = |task: usize| task % runs * run..packed_tiles.min((task % runs + 1) * run);
     let groups = x.rows().div_ceil(GROUP);
     let tasks = groups.div_ceil(ROW_GROUPS) * runs;
     threads.for_each(tasks, parallel, |worker, task| {
         let (first_group, next) = (task / runs * ROW_GROUPS, task + threads.count());
         let part = Part {
             groups: first_group..groups.min(first_group + ROW_GROUPS),
-            panels: run_of(task),
+            packed_tiles: run_of(task),
             then: if next < tasks { run_of(next) } else { 0..0 },
         };
         let mut buffer = match to {
@@ -97,7 +97,7 @@ fn quantized_tasks(isa: Isa, threads: &Threads, x: &QuantizedRows, w: &Quantized
             Output::Gated(_, buffers) => Some(buffers.lock(worker, part.groups.len() * GROUP)),
         };
         let gates = buffer.as_mut().map_or(&mut [][..], |buffer| &mut buffer.gates);
-        panel_products(isa, x, w, gates, to, part);
+        tile_products(isa, x, w, gates, to, part);
     });
 }
 
@@ -105,7 +105,7 @@ fn quantized_tasks(isa: Isa, threads: &Threads, x: &QuantizedRows, w: &Quantized
 struct Part {
     groups: Range<usize>,
     /// Of gates, if there are gates.
-    panels: Range<usize>,
+    packed_tiles: Range<usize>,
     /// The packed tiles of the thread's next task, most likely.
     then: Range<usize>,
 }
@@ -118,22 +118,23 @@ impl Part {
     fn step(&self, step: usize, most: usize, ups: Option<usize>) -> Option<(Range<usize>, usize)> {
         let at = step * most;
         let Some(ups) = ups else {
-            let first = self.panels.start + at;
-            return (first < self.panels.end).then_some((first..self.panels.end.min(first + most), 0));
+            let first = self.packed_tiles.start + at;
+            return (first < self.packed_tiles.end).then_some((first..self.packed_tiles.end.min(first + most), 0));
         };
-        let (gate, place) = (self.panels.start + at / GATED_PANELS * WIDEST_TILE + at % WIDEST_TILE, at % GATED_PANELS);
+        let (gate, place) =
+            (self.packed_tiles.start + at / GATED_TILES * WIDEST_TILE + at % WIDEST_TILE, at % GATED_TILES);
         let first = if place < WIDEST_TILE { gate } else { ups + gate };
-        (gate < self.panels.end).then_some((first..first + most, place))
+        (gate < self.packed_tiles.end).then_some((first..first + most, place))
     }
 }
 
 per_isa! {
     /// Some rows against some packed tiles.
-    fn panel_products(x: &QuantizedRows, w: &QuantizedMatrix, gates: &mut [f32], to: Output<'_>, part: Part) = panel_products_of<Dots>
+    fn tile_products(x: &QuantizedRows, w: &QuantizedMatrix, gates: &mut [f32], to: Output<'_>, part: Part) = tile_products_of<Dots>
 }
 
 #[inline(always)]
-fn panel_products_of<D: Dots>(x: &QuantizedRows, w: &QuantizedMatrix, gates: &mut [f32], to: Output<'_>, part: Part) {
+fn tile_products_of<D: Dots>(x: &QuantizedRows, w: &QuantizedMatrix, gates: &mut [f32], to: Output<'_>, part: Part) {
     per_type!(w.dtype(), TYPE => typed_products::<D, TYPE>(x, w, gates, to, part));
 }
 
@@ -147,32 +148,36 @@ fn typed_products<D: Dots, const TYPE: usize>(
 ) {
     let blocks = w.inputs() / BLOCK;
     // One row is read from memory alone: one stream of it is faster than two.
-    let most = if x.rows() == 1 { 1 } else { D::TILE_PANELS };
-    let ups = if let Output::Gated(..) = to { Some(w.panels() / 2) } else { None };
+    let most = if x.rows() == 1 { 1 } else { D::REGISTER_TILES };
+    let ups = if let Output::Gated(..) = to { Some(w.packed_tiles() / 2) } else { None };
     let mut step = 0;
-    while let Some((panels, place)) = part.step(step, most, ups) {
+    while let Some((packed_tiles, place)) = part.step(step, most, ups) {
         step += 1;
-        let (codes, scales) = w.whole(panels.clone());
-        let weights = Panels { count: panels.len(), codes: codes.as_ptr(), scales: scales.as_ptr() };
+        let (quants, scales) = w.whole(packed_tiles.clone());
+        let weights = PackedTiles { count: packed_tiles.len(), quants: quants.as_ptr(), scales: scales.as_ptr() };
         let tiles = part.groups.len() * GROUP.min(x.rows()).div_ceil(D::TILE_ROWS);
         let next = part.step(step, most, ups).map_or(part.then.clone(), |(next, _)| next);
-        let next = next.start..next.end.min(next.start + panels.len());
-        let (codes, scales) = w.whole(next);
+        let next = next.start..next.end.min(next.start + packed_tiles.len());
+        let (quants, scales) = w.whole(next);
         let mut ahead = Ahead {
-            at: [codes.as_ptr(), scales.as_ptr()],
-            step: [codes.len(), scales.len()].map(|bytes| bytes.div_ceil((tiles * blocks).max(1))),
+            at: [quants.as_ptr(), scales.as_ptr()],
+            step: [quants.len(), scales.len()].map(|bytes| bytes.div_ceil((tiles * blocks).max(1))),
         };
         for group in part.groups.clone() {
             let rows = GROUP.min(x.rows() - group * GROUP);
             for first in (0..rows).step_by(D::TILE_ROWS) {
                 let (c, target) = match to {
                     Output::Rows(Destination { y, column, target }) => {
-                        let at = y.at(group * GROUP + first, column + panels.start * PANEL, panels.len() * PANEL);
+                        let at = y.at(
+                            group * GROUP + first,
+                            column + packed_tiles.start * TILE_OUTPUTS,
+                            packed_tiles.len() * TILE_OUTPUTS,
+                        );
                         (Operand { at, stride: y.stride() }, target)
                     }
                     Output::Gated(..) => {
                         let row = (group - part.groups.start) * GROUP + first;
-                        let at = gates[row * GATE_STRIDE + place * PANEL..].as_mut_ptr();
+                        let at = gates[row * GATE_STRIDE + place * TILE_OUTPUTS..].as_mut_ptr();
                         (Operand { at, stride: GATE_STRIDE }, Target::Set)
                     }
                 };
@@ -186,9 +191,9 @@ fn typed_products<D: Dots, const TYPE: usize>(
             }
         }
         if let (Some(ups), Output::Gated(to, _)) = (ups, to)
-            && place + panels.len() == GATED_PANELS
+            && place + packed_tiles.len() == GATED_TILES
         {
-            let block = (panels.end - ups) / WIDEST_TILE - 1;
+            let block = (packed_tiles.end - ups) / WIDEST_TILE - 1;
             quantize_gates::<D::Floats>(gates, part.groups.clone(), x.rows(), block, to);
         }
     }
@@ -223,9 +228,9 @@ fn quantize_gates<V: F32x16>(
 
 /// Where the weights of some packed tiles begin, which lie one after the other.
 #[derive(Clone, Copy)]
-struct Panels {
+struct PackedTiles {
     count: usize,
-    codes: *const u8,
+    quants: *const u8,
     scales: *const u8,
 }
 
@@ -255,13 +260,13 @@ impl Ahead {
 /// the last are computed and dropped.
 ///
 /// # Safety
-/// There are weights for all `blocks` of `panels.count` packed tiles, at most `D::TILE_PANELS`.
-/// `first + rows` is at most 16, and `rows` at most `D::TILE_ROWS`, a divisor of 16. As many whole
-/// vectors as there are packed tiles can be written to each of `rows` rows of `c`, which nothing
-/// else touches.
+/// There are weights for all `blocks` of `packed_tiles.count` packed tiles, at most
+/// `D::REGISTER_TILES`. `first + rows` is at most 16, and `rows` at most `D::TILE_ROWS`, a divisor
+/// of 16. As many whole vectors as there are packed tiles can be written to each of `rows` rows of
+/// `c`, which nothing else touches.
 #[inline(always)]
 unsafe fn of_shape<D: Dots, const TYPE: usize>(
-    panels: Panels,
+    packed_tiles: PackedTiles,
     blocks: &[QuantizedBlock],
     (first, rows): (usize, usize),
     c: Operand<*mut f32>,
@@ -270,14 +275,14 @@ unsafe fn of_shape<D: Dots, const TYPE: usize>(
 ) {
     macro_rules! pick {
         ($($height:literal x $width:literal)*) => {
-            $(if rows <= $height && panels.count == $width && $height <= D::TILE_ROWS && $width <= D::TILE_PANELS {
+            $(if rows <= $height && packed_tiles.count == $width && $height <= D::TILE_ROWS && $width <= D::REGISTER_TILES {
                 // SAFETY: the caller's promise; the next heights divide 16 into whole tiles.
-                return unsafe { registers::<D, TYPE, $height, $width>(panels, blocks, (first, rows), c, target, ahead) };
+                return unsafe { registers::<D, TYPE, $height, $width>(packed_tiles, blocks, (first, rows), c, target, ahead) };
             })*
         };
     }
     pick!(1 x 1 2 x 1 4 x 1 1 x 2 2 x 2 4 x 2);
-    unreachable!("a tile of {rows} rows and {} panels", panels.count);
+    unreachable!("a tile of {rows} rows and {} packed_tiles", packed_tiles.count);
 }
 
 /// The inner loop: per row, block and packed tile, 8 dot products and two or three float
@@ -285,10 +290,10 @@ unsafe fn of_shape<D: Dots, const TYPE: usize>(
 /// of 8 instructions that wait for one another.
 ///
 /// # Safety
-/// As for [`of_shape`]; `first + ROWS` is at most 16, `ROWS` at most 4 and `PANELS` at most 2.
+/// As for [`of_shape`]; `first + ROWS` is at most 16, `ROWS` at most 4 and `TILES` at most 2.
 #[inline(always)]
-unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const PANELS: usize>(
-    panels: Panels,
+unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const TILES: usize>(
+    packed_tiles: PackedTiles,
     blocks: &[QuantizedBlock],
     (first, rows): (usize, usize),
     c: Operand<*mut f32>,
@@ -299,8 +304,8 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const PANELS:
     // A minimum is taken off a whole block.
     const { assert!(form_of::<TYPE>().zero.is_some() || groups(form_of::<TYPE>()) == 1) };
     let (next_codes, next_scales) = (blocks.len() * code_bytes(form), blocks.len() * scale_bytes(form));
-    let mut sums = [[D::Floats::splat(0.0); PANELS]; ROWS];
-    let Panels { mut codes, mut scales, .. } = panels;
+    let mut sums = [[D::Floats::splat(0.0); TILES]; ROWS];
+    let PackedTiles { mut quants, mut scales, .. } = packed_tiles;
     for block in blocks {
         // First: behind the products, its branches would part them from the loads, all of which the
         // compiler then keeps at once, in memory.
@@ -308,59 +313,59 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const PANELS:
         // SAFETY: the caller's promise: a block's quants and scales in each packed tile, and rows
         // of the group; 4 bytes of quants are read as a number, of any alignment.
         unsafe {
-            let inputs = block.codes.as_ptr().add(first).cast::<[i32; BLOCK / 4]>();
+            let inputs = block.quants.as_ptr().add(first).cast::<[i32; BLOCK / 4]>();
             let (a_scales, weighted_sums) = (block.scales.as_ptr().add(first), block.weighted_sums.as_ptr().add(first));
-            let mut dots = [[D::splat(0); PANELS]; ROWS];
+            let mut dots = [[D::splat(0); TILES]; ROWS];
             unrolled!(pair in 0 1 2 3 => {
                 if pair == 0 || pair == 2 && groups(form) == 2 {
                     unrolled!(row in 0 1 2 3 => if row < ROWS {
-                        dots[row] = [D::splat(zero::<TYPE>(block, pair / 2, first, row)); PANELS];
+                        dots[row] = [D::splat(zero::<TYPE>(block, pair / 2, first, row)); TILES];
                     });
                 }
-                let mut quads = [[D::bytes(codes); 2]; PANELS];
-                unrolled!(panel in 0 1 => if panel < PANELS {
-                    quads[panel] = two_quads::<D, TYPE>(codes.add(panel * next_codes), pair);
+                let mut quads = [[D::bytes(quants); 2]; TILES];
+                unrolled!(packed_tile in 0 1 => if packed_tile < TILES {
+                    quads[packed_tile] = two_quads::<D, TYPE>(quants.add(packed_tile * next_codes), pair);
                 });
                 unrolled!(quad in 0 1 => { unrolled!(row in 0 1 2 3 => if row < ROWS {
                     let inputs = inputs.add(row).cast::<i32>().add(2 * pair + quad).read_unaligned();
-                    unrolled!(panel in 0 1 => if panel < PANELS {
-                        dots[row][panel] = match form.bits {
-                            8 => D::dot_wide(dots[row][panel], quads[panel][quad], inputs),
-                            _ => D::dot(dots[row][panel], quads[panel][quad], inputs),
+                    unrolled!(packed_tile in 0 1 => if packed_tile < TILES {
+                        dots[row][packed_tile] = match form.bits {
+                            8 => D::dot_wide(dots[row][packed_tile], quads[packed_tile][quad], inputs),
+                            _ => D::dot(dots[row][packed_tile], quads[packed_tile][quad], inputs),
                         };
                     });
                 }); });
                 if pair == 3 || pair == 1 && groups(form) == 2 {
-                    unrolled!(panel in 0 1 => if panel < PANELS {
-                        let scale = lanes::<D::Floats, TYPE>(scales.add(panel * next_scales), pair / 2 * (groups(form) - 1));
+                    unrolled!(packed_tile in 0 1 => if packed_tile < TILES {
+                        let scale = lanes::<D::Floats, TYPE>(scales.add(packed_tile * next_scales), pair / 2 * (groups(form) - 1));
                         unrolled!(row in 0 1 2 3 => if row < ROWS {
-                            let dot = D::floats(dots[row][panel]).mul(D::Floats::splat(*a_scales.add(row)));
-                            sums[row][panel] = dot.mul_add(scale, sums[row][panel]);
+                            let dot = D::floats(dots[row][packed_tile]).mul(D::Floats::splat(*a_scales.add(row)));
+                            sums[row][packed_tile] = dot.mul_add(scale, sums[row][packed_tile]);
                         });
                     });
                 }
             });
             if form.zero.is_none() {
-                unrolled!(panel in 0 1 => if panel < PANELS {
-                    let minimum = lanes::<D::Floats, TYPE>(scales.add(panel * next_scales), groups(form));
+                unrolled!(packed_tile in 0 1 => if packed_tile < TILES {
+                    let minimum = lanes::<D::Floats, TYPE>(scales.add(packed_tile * next_scales), groups(form));
                     unrolled!(row in 0 1 2 3 => if row < ROWS {
                         let weighted = D::Floats::splat(*weighted_sums.add(row));
-                        sums[row][panel] = weighted.mul_add(minimum, sums[row][panel]);
+                        sums[row][packed_tile] = weighted.mul_add(minimum, sums[row][packed_tile]);
                     });
                 });
             }
-            codes = codes.add(code_bytes(form));
+            quants = quants.add(code_bytes(form));
             scales = scales.add(scale_bytes(form));
         }
     }
     unrolled!(row in 0 1 2 3 => if row < ROWS && row < rows {
-        unrolled!(panel in 0 1 => if panel < PANELS {
+        unrolled!(packed_tile in 0 1 => if packed_tile < TILES {
             // SAFETY: the caller's promise.
             unsafe {
-                let at = c.at.add(row * c.stride + panel * PANEL);
+                let at = c.at.add(row * c.stride + packed_tile * TILE_OUTPUTS);
                 match target {
-                    Target::Set => sums[row][panel].store(at),
-                    Target::Add => D::Floats::load(at).add(sums[row][panel]).store(at),
+                    Target::Set => sums[row][packed_tile].store(at),
+                    Target::Add => D::Floats::load(at).add(sums[row][packed_tile]).store(at),
                 }
             }
         });
@@ -469,10 +474,10 @@ mod tests {
                         let found = found.group(row / GROUP);
                         assert_eq!(found.len(), half / BLOCK);
                         for (found, expected) in found.iter().zip(reference::quantize(&expected)) {
-                            let found = (found.codes[row % GROUP], found.scales[row % GROUP]);
+                            let found = (found.quants[row % GROUP], found.scales[row % GROUP]);
                             assert_eq!(
                                 found,
-                                (expected.codes, expected.scale),
+                                (expected.quants, expected.scale),
                                 "{isa} {dtype} {rows}x{half}x{inputs} row {row}"
                             );
                         }
@@ -486,7 +491,7 @@ mod tests {
     fn the_reference_is_near_the_product_of_the_elements() {
         for dtype in quantized() {
             let blocks = random_blocks(dtype, 5, 3 * 4);
-            let (x, form) = (reference::random(6, 128), dtype.code_form().unwrap());
+            let (x, form) = (reference::random(6, 128), dtype.quant_format().unwrap());
             let mut w = vec![0.0; 3 * 128];
             blocks.iter().zip(w.as_chunks_mut().0).for_each(|(block, out)| block.elements(form, out));
             let found = reference::quantized_matmul(&x, dtype, &blocks);

@@ -1,8 +1,8 @@
 //! Quantized weights as their products read them.
 //!
 //! ```text
-//! packed codes    [n / 16][k / 32][8 quads][16 outputs][4 inputs]          8-bit codes, 512 bytes a block
-//!                 [n / 16][k / 32][4 + p][16 outputs][4 inputs]            codes of 4 + p bits: 4 times nibbles, quad 2 i low and 2 i + 1 high, then p planes:
+//! packed quants    [n / 16][k / 32][8 quads][16 outputs][4 inputs]          8-bit quants, 512 bytes a block
+//!                 [n / 16][k / 32][4 + p][16 outputs][4 inputs]            quants of 4 + p bits: 4 times nibbles, quad 2 i low and 2 i + 1 high, then p planes:
 //!                                                                          bit q of a byte of plane b is bit 4 + b of the code in quad q
 //! packed scales   [n / 16][k / 32][scale of each group, then minimum][16 outputs]      f16 where the file's are, else f32
 //! ```
@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use baton_formats::{CODES, CodeBlock, CodeForm, Dtype};
+use baton_formats::{Dtype, QUANTS, QuantBlock, QuantFormat};
 use half::f16;
 
 use crate::error::EngineError;
@@ -21,9 +21,9 @@ use crate::kernels::{Threads, WeightBytes, WeightMemory};
 use super::quantize::BLOCK;
 use super::unrolled::unrolled;
 
-const _: () = assert!(CODES == BLOCK);
+const _: () = assert!(QUANTS == BLOCK);
 /// Outputs of one packed tile.
-pub(crate) const PANEL: usize = LANES;
+pub(crate) const TILE_OUTPUTS: usize = LANES;
 
 /// Compiles an expression for each quantized type, and picks at run time: with the type's index in
 /// `Dtype::ALL` as a constant.
@@ -50,8 +50,8 @@ pub(super) use per_type;
 /// A quantized weight matrix, `outputs x inputs`.
 pub(crate) struct QuantizedMatrix {
     dtype: Dtype,
-    form: CodeForm,
-    codes: WeightBytes,
+    form: QuantFormat,
+    quants: WeightBytes,
     scales: WeightBytes,
     outputs: usize,
     inputs: usize,
@@ -65,23 +65,25 @@ impl QuantizedMatrix {
         memory: &WeightMemory,
         dtype: Dtype,
         (outputs, inputs): (usize, usize),
-        read: impl Fn(usize, &mut [CodeBlock]) -> Result<(), EngineError> + Sync,
+        read: impl Fn(usize, &mut [QuantBlock]) -> Result<(), EngineError> + Sync,
     ) -> Result<Self, EngineError> {
-        let form = dtype.code_form().unwrap_or_else(|| unreachable!("{dtype} is not quantized"));
-        let (blocks, panels) = (inputs / BLOCK, outputs.div_ceil(PANEL));
+        let form = dtype.quant_format().unwrap_or_else(|| unreachable!("{dtype} is not quantized"));
+        let (blocks, packed_tiles) = (inputs / BLOCK, outputs.div_ceil(TILE_OUTPUTS));
         let (code_bytes, scale_bytes) = (blocks * code_bytes(form), blocks * scale_bytes(form));
-        let mut codes = memory.zeroed(panels * code_bytes)?;
-        let mut scales = memory.zeroed(panels * scale_bytes)?;
-        let slots = codes.chunks_exact_mut(code_bytes.max(1)).zip(scales.chunks_exact_mut(scale_bytes.max(1)));
+        let mut quants = memory.zeroed(packed_tiles * code_bytes)?;
+        let mut scales = memory.zeroed(packed_tiles * scale_bytes)?;
+        let slots = quants.chunks_exact_mut(code_bytes.max(1)).zip(scales.chunks_exact_mut(scale_bytes.max(1)));
         let slots: Vec<_> = slots.map(Mutex::new).collect();
         let failed = Mutex::new(None);
-        threads.for_each(slots.len(), true, |_, panel| {
-            let mut row = vec![CodeBlock::EMPTY; blocks];
-            let mut slot = slots[panel].lock().unwrap_or_else(PoisonError::into_inner);
-            let (codes, scales) = &mut *slot;
-            for (lane, output) in (panel * PANEL..outputs.min((panel + 1) * PANEL)).enumerate() {
+        threads.for_each(slots.len(), true, |_, packed_tile| {
+            let mut row = vec![QuantBlock::EMPTY; blocks];
+            let mut slot = slots[packed_tile].lock().unwrap_or_else(PoisonError::into_inner);
+            let (quants, scales) = &mut *slot;
+            for (lane, output) in
+                (packed_tile * TILE_OUTPUTS..outputs.min((packed_tile + 1) * TILE_OUTPUTS)).enumerate()
+            {
                 match read(output, &mut row) {
-                    Ok(()) => pack_row(form, &row, lane, codes, scales),
+                    Ok(()) => pack_row(form, &row, lane, quants, scales),
                     Err(error) => *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error),
                 }
             }
@@ -89,7 +91,7 @@ impl QuantizedMatrix {
         drop(slots);
         match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error),
-            None => Ok(Self { dtype, form, codes, scales, outputs, inputs }),
+            None => Ok(Self { dtype, form, quants, scales, outputs, inputs }),
         }
     }
 
@@ -111,81 +113,81 @@ impl QuantizedMatrix {
     }
 
     /// Packed tiles of 16 outputs.
-    pub fn panels(&self) -> usize {
-        self.outputs.div_ceil(PANEL)
+    pub fn packed_tiles(&self) -> usize {
+        self.outputs.div_ceil(TILE_OUTPUTS)
     }
 
     /// Quants and scales of some blocks of a packed tile.
-    pub fn panel(&self, panel: usize, blocks: Range<usize>) -> (&[u8], &[u8]) {
+    pub fn packed_tile(&self, packed_tile: usize, blocks: Range<usize>) -> (&[u8], &[u8]) {
         let of = |bytes: usize| {
-            let at = panel * (self.inputs / BLOCK) * bytes;
+            let at = packed_tile * (self.inputs / BLOCK) * bytes;
             at + blocks.start * bytes..at + blocks.end * bytes
         };
-        (&self.codes[of(code_bytes(self.form))], &self.scales[of(scale_bytes(self.form))])
+        (&self.quants[of(code_bytes(self.form))], &self.scales[of(scale_bytes(self.form))])
     }
 
     /// Quants and scales of some packed tiles, each of which has those of all its blocks.
-    pub fn whole(&self, panels: Range<usize>) -> (&[u8], &[u8]) {
+    pub fn whole(&self, packed_tiles: Range<usize>) -> (&[u8], &[u8]) {
         let of = |block: usize| {
             let bytes = self.inputs / BLOCK * block;
-            panels.start * bytes..panels.end * bytes
+            packed_tiles.start * bytes..packed_tiles.end * bytes
         };
-        (&self.codes[of(code_bytes(self.form))], &self.scales[of(scale_bytes(self.form))])
+        (&self.quants[of(code_bytes(self.form))], &self.scales[of(scale_bytes(self.form))])
     }
 
     /// The memory of the quants of some inputs of a packed tile and of the next. The packed tile
     /// may be one past the last.
-    pub fn code_bytes(&self, panel: usize, depth: Range<usize>) -> (*const u8, usize) {
+    pub fn code_bytes(&self, packed_tile: usize, depth: Range<usize>) -> (*const u8, usize) {
         let bytes = code_bytes(self.form);
-        let at = (panel * (self.inputs / BLOCK) + depth.start / BLOCK) * bytes;
-        (self.codes.as_ptr().wrapping_add(at), depth.len() / BLOCK * bytes)
+        let at = (packed_tile * (self.inputs / BLOCK) + depth.start / BLOCK) * bytes;
+        (self.quants.as_ptr().wrapping_add(at), depth.len() / BLOCK * bytes)
     }
 
     /// One row of the weight matrix: an embedding, if the matrix is the head too.
     pub fn copy_row(&self, row: usize, to: &mut [f32]) {
         assert!(row < self.outputs && to.len() == self.inputs, "row {row} of {}", self.outputs);
-        let (panel, lane, blocks) = (row / PANEL, row % PANEL, self.inputs / BLOCK);
+        let (packed_tile, lane, blocks) = (row / TILE_OUTPUTS, row % TILE_OUTPUTS, self.inputs / BLOCK);
         let (code_bytes, scale_bytes) = (code_bytes(self.form), scale_bytes(self.form));
-        let codes = self.codes[panel * blocks * code_bytes..].chunks_exact(code_bytes);
-        let scales = self.scales[panel * blocks * scale_bytes..].chunks_exact(scale_bytes);
-        for ((codes, scales), to) in codes.zip(scales).zip(to.as_chunks_mut().0) {
-            unpack_block(self.form, codes, scales, lane).elements(self.form, to);
+        let quants = self.quants[packed_tile * blocks * code_bytes..].chunks_exact(code_bytes);
+        let scales = self.scales[packed_tile * blocks * scale_bytes..].chunks_exact(scale_bytes);
+        for ((quants, scales), to) in quants.zip(scales).zip(to.as_chunks_mut().0) {
+            unpack_block(self.form, quants, scales, lane).elements(self.form, to);
         }
     }
 }
 
 /// Bytes of the quants of a block of 16 outputs.
-pub(super) const fn code_bytes(form: CodeForm) -> usize {
+pub(super) const fn code_bytes(form: QuantFormat) -> usize {
     QUADS * if form.bits == 8 { BLOCK / 4 } else { form.bits as usize }
 }
 
 /// Scales of a block of one output.
-pub(super) const fn groups(form: CodeForm) -> usize {
+pub(super) const fn groups(form: QuantFormat) -> usize {
     BLOCK / form.group
 }
 
 /// Bytes of the scales, and of the minima, of a group of 16 outputs.
-const fn lane_bytes(form: CodeForm) -> usize {
+const fn lane_bytes(form: QuantFormat) -> usize {
     LANES * if form.half_scales { 2 } else { 4 }
 }
 
 /// Bytes of the scales and minima of a block of 16 outputs.
-pub(super) const fn scale_bytes(form: CodeForm) -> usize {
+pub(super) const fn scale_bytes(form: QuantFormat) -> usize {
     groups(form) * lane_bytes(form) * if form.zero.is_none() { 2 } else { 1 }
 }
 
-fn pack_row(form: CodeForm, row: &[CodeBlock], lane: usize, codes: &mut [u8], scales: &mut [u8]) {
-    let slots = codes.chunks_exact_mut(code_bytes(form)).zip(scales.chunks_exact_mut(scale_bytes(form)));
-    for (block, (codes, scales)) in row.iter().zip(slots) {
-        for (i, &code) in block.codes.iter().enumerate() {
+fn pack_row(form: QuantFormat, row: &[QuantBlock], lane: usize, quants: &mut [u8], scales: &mut [u8]) {
+    let slots = quants.chunks_exact_mut(code_bytes(form)).zip(scales.chunks_exact_mut(scale_bytes(form)));
+    for (block, (quants, scales)) in row.iter().zip(slots) {
+        for (i, &code) in block.quants.iter().enumerate() {
             let (quad, byte) = (i / 4, 4 * lane + i % 4);
             if form.bits == 8 {
-                codes[quad * QUADS + byte] = code;
+                quants[quad * QUADS + byte] = code;
                 continue;
             }
-            codes[quad / 2 * QUADS + byte] |= (code & 15) << (4 * (quad % 2));
+            quants[quad / 2 * QUADS + byte] |= (code & 15) << (4 * (quad % 2));
             for plane in 4..form.bits as usize {
-                codes[plane * QUADS + byte] |= ((code >> plane) & 1) << quad;
+                quants[plane * QUADS + byte] |= ((code >> plane) & 1) << quad;
             }
         }
         let groups = groups(form);
@@ -199,14 +201,14 @@ fn pack_row(form: CodeForm, row: &[CodeBlock], lane: usize, codes: &mut [u8], sc
     }
 }
 
-fn unpack_block(form: CodeForm, codes: &[u8], scales: &[u8], lane: usize) -> CodeBlock {
+fn unpack_block(form: QuantFormat, quants: &[u8], scales: &[u8], lane: usize) -> QuantBlock {
     let code = |i: usize| {
         let (quad, byte) = (i / 4, 4 * lane + i % 4);
         if form.bits == 8 {
-            return codes[quad * QUADS + byte];
+            return quants[quad * QUADS + byte];
         }
-        let nibble = (codes[quad / 2 * QUADS + byte] >> (4 * (quad % 2))) & 15;
-        let bit = |plane: usize| ((codes[plane * QUADS + byte] >> quad) & 1) << plane;
+        let nibble = (quants[quad / 2 * QUADS + byte] >> (4 * (quad % 2))) & 15;
+        let bit = |plane: usize| ((quants[plane * QUADS + byte] >> quad) & 1) << plane;
         (4..form.bits as usize).fold(nibble, |code, plane| code | bit(plane))
     };
     let number = |index: usize| {
@@ -218,14 +220,14 @@ fn unpack_block(form: CodeForm, codes: &[u8], scales: &[u8], lane: usize) -> Cod
     };
     let (groups, minimum) = (groups(form), form.zero.is_none());
     let minima = if minimum { [number(groups), number(2 * groups - 1)] } else { [0.0; 2] };
-    CodeBlock { codes: std::array::from_fn(code), scales: [number(0), number(groups - 1)], minima }
+    QuantBlock { quants: std::array::from_fn(code), scales: [number(0), number(groups - 1)], minima }
 }
 
 /// The form of the type with this index in `Dtype::ALL`, as a constant.
 #[inline(always)]
-pub(super) const fn form_of<const TYPE: usize>() -> CodeForm {
+pub(super) const fn form_of<const TYPE: usize>() -> QuantFormat {
     const {
-        match Dtype::ALL[TYPE].code_form() {
+        match Dtype::ALL[TYPE].quant_format() {
             Some(form) => form,
             None => panic!("the type is not quantized"),
         }
@@ -237,16 +239,16 @@ pub(super) const fn form_of<const TYPE: usize>() -> CodeForm {
 /// # Safety
 /// A block's quants can be read; `pair` is below 4.
 #[inline(always)]
-pub(super) unsafe fn two_quads<D: Dots, const TYPE: usize>(codes: *const u8, pair: usize) -> [D::Codes; 2] {
+pub(super) unsafe fn two_quads<D: Dots, const TYPE: usize>(quants: *const u8, pair: usize) -> [D::Quants; 2] {
     let bits = form_of::<TYPE>().bits;
     // SAFETY: the caller's promise.
     unsafe {
         if bits == 8 {
-            return [D::bytes(codes.add(2 * pair * QUADS)), D::bytes(codes.add((2 * pair + 1) * QUADS))];
+            return [D::bytes(quants.add(2 * pair * QUADS)), D::bytes(quants.add((2 * pair + 1) * QUADS))];
         }
-        let [mut low, mut high] = D::nibbles(codes.add(pair * QUADS));
+        let [mut low, mut high] = D::nibbles(quants.add(pair * QUADS));
         unrolled!(plane in 4 5 6 7 => if plane < bits as usize {
-            let bits = D::bytes(codes.add(plane * QUADS));
+            let bits = D::bytes(quants.add(plane * QUADS));
             low = D::with_bit(low, bits, 2 * pair as u32, plane as u32);
             high = D::with_bit(high, bits, 2 * pair as u32 + 1, plane as u32);
         });
@@ -277,25 +279,25 @@ pub(super) mod tests {
     use crate::kernels::reference;
 
     /// Rows of a quantized type, from a seed.
-    pub fn random_blocks(dtype: Dtype, seed: u64, count: usize) -> Vec<CodeBlock> {
-        let form = dtype.code_form().unwrap();
-        let numbers = reference::random(seed, count * (CODES + 4));
-        let blocks = numbers.chunks_exact(CODES + 4).map(|x| {
+    pub fn random_blocks(dtype: Dtype, seed: u64, count: usize) -> Vec<QuantBlock> {
+        let form = dtype.quant_format().unwrap();
+        let numbers = reference::random(seed, count * (QUANTS + 4));
+        let blocks = numbers.chunks_exact(QUANTS + 4).map(|x| {
             let number = |i: usize| f16::from_f32(x[i] * 0.1).to_f32();
             let mut scales = [number(0), number(1)];
             let mut minima = if form.zero.is_none() { [number(2), number(3)] } else { [0.0; 2] };
-            if form.group == CODES {
+            if form.group == QUANTS {
                 (scales[1], minima[1]) = (scales[0], minima[0]);
             }
             let code = |i: usize| ((x[4 + i] + 1.0) * 0.5 * (1u32 << form.bits) as f32) as u8;
-            CodeBlock { codes: std::array::from_fn(code), scales, minima }
+            QuantBlock { quants: std::array::from_fn(code), scales, minima }
         });
         blocks.collect()
     }
 
-    pub fn packed(threads: &Threads, dtype: Dtype, blocks: &[CodeBlock], inputs: usize) -> QuantizedMatrix {
+    pub fn packed(threads: &Threads, dtype: Dtype, blocks: &[QuantBlock], inputs: usize) -> QuantizedMatrix {
         let per_row = inputs / BLOCK;
-        let read = |row: usize, to: &mut [CodeBlock]| {
+        let read = |row: usize, to: &mut [QuantBlock]| {
             to.copy_from_slice(&blocks[row * per_row..][..per_row]);
             Ok(())
         };
@@ -303,7 +305,7 @@ pub(super) mod tests {
     }
 
     pub fn quantized() -> impl Iterator<Item = Dtype> {
-        Dtype::ALL.into_iter().filter(|dtype| dtype.code_form().is_some())
+        Dtype::ALL.into_iter().filter(|dtype| dtype.quant_format().is_some())
     }
 
     #[test]
@@ -314,7 +316,7 @@ pub(super) mod tests {
             let w = packed(&threads, dtype, &blocks, 64);
             let (mut found, mut expected) = ([0.0; 64], [0.0; 64]);
             w.copy_row(36, &mut found);
-            let form = dtype.code_form().unwrap();
+            let form = dtype.quant_format().unwrap();
             blocks[72..].iter().zip(expected.as_chunks_mut().0).for_each(|(block, out)| block.elements(form, out));
             assert_eq!(found, expected, "{dtype}");
         }
@@ -323,8 +325,8 @@ pub(super) mod tests {
     #[test]
     fn memory_is_near_the_files() {
         for dtype in quantized() {
-            let form = dtype.code_form().unwrap();
-            let packed = (code_bytes(form) + scale_bytes(form)) as f64 / (BLOCK * PANEL) as f64;
+            let form = dtype.quant_format().unwrap();
+            let packed = (code_bytes(form) + scale_bytes(form)) as f64 / (BLOCK * TILE_OUTPUTS) as f64;
             let file = dtype.block_bytes() as f64 / dtype.block_elements() as f64;
             assert!(packed <= 1.34 * file, "{dtype}: {packed} bytes an element, {file} in the file");
         }
@@ -332,7 +334,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_failed_read_fails_the_packing() {
-        let read = |row: usize, _: &mut [CodeBlock]| {
+        let read = |row: usize, _: &mut [QuantBlock]| {
             if row == 32 { Err(EngineError::Model("row 32".to_owned())) } else { Ok(()) }
         };
         let (threads, memory) = (Threads::new(2).unwrap(), WeightMemory::new());

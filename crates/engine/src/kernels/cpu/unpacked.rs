@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use baton_formats::CodeForm;
+use baton_formats::QuantFormat;
 use half::bf16;
 
 use crate::kernels::dots::QUADS;
@@ -19,11 +19,13 @@ use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::pairs::{PAIR, Pairs};
 
 use super::quantize::BLOCK;
-use super::quantized_matrix::{PANEL, QuantizedMatrix, code_bytes, form_of, groups, lanes, per_type, scale_bytes};
+use super::quantized_matrix::{
+    QuantizedMatrix, TILE_OUTPUTS, code_bytes, form_of, groups, lanes, per_type, scale_bytes,
+};
 use super::unrolled::unrolled;
 
 /// Outputs that are unpacked side by side.
-const WIDE: usize = 2 * PANEL;
+const WIDE: usize = 2 * TILE_OUTPUTS;
 
 per_isa! {
     /// Unpacks some inputs, whole blocks of them, of the `wide`th 32 outputs: `to` becomes `[depth
@@ -51,15 +53,15 @@ unsafe fn unpack_typed<P: Pairs<Weight = bf16>, const TYPE: usize>(
     to: *mut bf16,
 ) {
     let form = form_of::<TYPE>();
-    let panels = 2 * wide..w.panels().min(2 * wide + 2);
-    for (half, panel) in panels.enumerate() {
-        let (codes, scales) = w.panel(panel, depth.start / BLOCK..depth.end / BLOCK);
-        let blocks = codes.chunks_exact(code_bytes(form)).zip(scales.chunks_exact(scale_bytes(form)));
-        for (block, (codes, scales)) in blocks.enumerate() {
+    let packed_tiles = 2 * wide..w.packed_tiles().min(2 * wide + 2);
+    for (half, packed_tile) in packed_tiles.enumerate() {
+        let (quants, scales) = w.packed_tile(packed_tile, depth.start / BLOCK..depth.end / BLOCK);
+        let blocks = quants.chunks_exact(code_bytes(form)).zip(scales.chunks_exact(scale_bytes(form)));
+        for (block, (quants, scales)) in blocks.enumerate() {
             // SAFETY: a block's quants and scales; the caller's promise.
             unsafe {
                 let to = to.add(block * BLOCK * WIDE + half * PAIR);
-                unpack_block::<P, TYPE>(codes.as_ptr(), scales.as_ptr(), to);
+                unpack_block::<P, TYPE>(quants.as_ptr(), scales.as_ptr(), to);
             }
         }
     }
@@ -68,7 +70,11 @@ unsafe fn unpack_typed<P: Pairs<Weight = bf16>, const TYPE: usize>(
 /// # Safety
 /// A block's quants and scales can be read, and the pairs of 16 outputs written at `to`.
 #[inline(always)]
-unsafe fn unpack_block<P: Pairs<Weight = bf16>, const TYPE: usize>(codes: *const u8, scales: *const u8, to: *mut bf16) {
+unsafe fn unpack_block<P: Pairs<Weight = bf16>, const TYPE: usize>(
+    quants: *const u8,
+    scales: *const u8,
+    to: *mut bf16,
+) {
     let form = form_of::<TYPE>();
     // SAFETY: the caller's promise.
     unsafe {
@@ -84,8 +90,8 @@ unsafe fn unpack_block<P: Pairs<Weight = bf16>, const TYPE: usize>(codes: *const
                 };
             }
             unrolled!(pair in 0 1 => {
-                let even = code::<P::Floats>(form, codes, quad, 2 * pair).mul_add(scale, minimum);
-                let odd = code::<P::Floats>(form, codes, quad, 2 * pair + 1).mul_add(scale, minimum);
+                let even = code::<P::Floats>(form, quants, quad, 2 * pair).mul_add(scale, minimum);
+                let odd = code::<P::Floats>(form, quants, quad, 2 * pair + 1).mul_add(scale, minimum);
                 P::store_weights(even, odd, to.add((2 * quad + pair) * 2 * WIDE));
             });
         });
@@ -97,21 +103,22 @@ unsafe fn unpack_block<P: Pairs<Weight = bf16>, const TYPE: usize>(codes: *const
 /// # Safety
 /// A block's quants can be read.
 #[inline(always)]
-unsafe fn code<V: F32x16>(form: CodeForm, codes: *const u8, quad: usize, byte: usize) -> V {
+unsafe fn code<V: F32x16>(form: QuantFormat, quants: *const u8, quad: usize, byte: usize) -> V {
     let (line, shift) = match form.bits {
         8 => (quad, 8 * byte),
         _ => (quad / 2, 8 * byte + 4 * (quad % 2)),
     };
     // SAFETY: the caller's promise; any bits are floats.
     unsafe {
-        let low = V::load(codes.add(line * QUADS).cast()).integers(shift as u32, if form.bits == 8 { 255 } else { 15 });
+        let low =
+            V::load(quants.add(line * QUADS).cast()).integers(shift as u32, if form.bits == 8 { 255 } else { 15 });
         let mut code = low;
         unrolled!(plane in 4 5 6 7 => if form.bits < 8 && plane < form.bits as usize {
-            let bit = V::load(codes.add(plane * QUADS).cast()).integers((8 * byte + quad) as u32, 1);
+            let bit = V::load(quants.add(plane * QUADS).cast()).integers((8 * byte + quad) as u32, 1);
             code = bit.mul_add(V::splat((1 << plane) as f32), code);
         });
         code
     }
 }
 
-const _: () = assert!(PANEL == LANES);
+const _: () = assert!(TILE_OUTPUTS == LANES);

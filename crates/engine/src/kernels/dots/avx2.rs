@@ -10,14 +10,14 @@ pub(crate) struct Avx2Dots;
 
 impl Dots for Avx2Dots {
     type Floats = Avx2;
-    type Codes = [__m256i; 2];
+    type Quants = [__m256i; 2];
     type Sums = [__m256i; 2];
     // Of 16 registers: 2 x 2 dot products, 2 x 2 sums, 4 quants.
     const TILE_ROWS: usize = 2;
-    const TILE_PANELS: usize = 1;
+    const REGISTER_TILES: usize = 1;
 
     #[inline(always)]
-    unsafe fn nibbles(from: *const u8) -> [Self::Codes; 2] {
+    unsafe fn nibbles(from: *const u8) -> [Self::Quants; 2] {
         // SAFETY: the caller's promise of 64 bytes; the type is used only if the CPU has AVX2 (see
         // the trait).
         unsafe {
@@ -30,15 +30,15 @@ impl Dots for Avx2Dots {
     }
 
     #[inline(always)]
-    unsafe fn bytes(from: *const u8) -> Self::Codes {
+    unsafe fn bytes(from: *const u8) -> Self::Quants {
         // SAFETY: the caller's promise of 64 bytes; AVX2 as above.
         unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
     }
 
     #[inline(always)]
-    fn with_bit(codes: Self::Codes, plane: Self::Codes, from: u32, to: u32) -> Self::Codes {
+    fn with_bit(quants: Self::Quants, plane: Self::Quants, from: u32, to: u32) -> Self::Quants {
         // SAFETY: AVX2 as above.
-        unsafe { [with_bit(codes[0], plane[0], from, to), with_bit(codes[1], plane[1], from, to)] }
+        unsafe { [with_bit(quants[0], plane[0], from, to), with_bit(quants[1], plane[1], from, to)] }
     }
 
     #[inline(always)]
@@ -48,22 +48,22 @@ impl Dots for Avx2Dots {
     }
 
     #[inline(always)]
-    fn dot(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums {
+    fn dot(sums: Self::Sums, quants: Self::Quants, inputs: i32) -> Self::Sums {
         // SAFETY: AVX2 as above.
         unsafe {
             let inputs = _mm256_set1_epi32(inputs);
-            [narrow(sums[0], codes[0], inputs), narrow(sums[1], codes[1], inputs)]
+            [narrow(sums[0], quants[0], inputs), narrow(sums[1], quants[1], inputs)]
         }
     }
 
     #[inline(always)]
-    fn dot_wide(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums {
+    fn dot_wide(sums: Self::Sums, quants: Self::Quants, inputs: i32) -> Self::Sums {
         // SAFETY: AVX2 as above.
         unsafe {
             let inputs = _mm256_set1_epi32(inputs);
             let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(inputs));
             let odd = _mm256_srai_epi16::<8>(inputs);
-            [wide(sums[0], codes[0], even, odd), wide(sums[1], codes[1], even, odd)]
+            [wide(sums[0], quants[0], even, odd), wide(sums[1], quants[1], even, odd)]
         }
     }
 
@@ -74,18 +74,18 @@ impl Dots for Avx2Dots {
     }
 }
 
-/// `codes` with a bit of `plane`; what a shift of 16 bits moves in from the neighbour is masked
+/// `quants` with a bit of `plane`; what a shift of 16 bits moves in from the neighbour is masked
 /// off.
 ///
 /// # Safety
 /// The CPU has AVX2.
 #[inline(always)]
-unsafe fn with_bit(codes: __m256i, plane: __m256i, from: u32, to: u32) -> __m256i {
+unsafe fn with_bit(quants: __m256i, plane: __m256i, from: u32, to: u32) -> __m256i {
     // SAFETY: the caller's promise.
     unsafe {
         let left = _mm256_sll_epi16(plane, _mm_cvtsi32_si128(to.saturating_sub(from) as i32));
         let moved = _mm256_srl_epi16(left, _mm_cvtsi32_si128(from.saturating_sub(to) as i32));
-        _mm256_or_si256(codes, _mm256_and_si256(moved, _mm256_set1_epi8(1 << to)))
+        _mm256_or_si256(quants, _mm256_and_si256(moved, _mm256_set1_epi8(1 << to)))
     }
 }
 
@@ -94,10 +94,10 @@ unsafe fn with_bit(codes: __m256i, plane: __m256i, from: u32, to: u32) -> __m256
 /// # Safety
 /// The CPU has AVX2.
 #[inline(always)]
-unsafe fn narrow(sum: __m256i, codes: __m256i, inputs: __m256i) -> __m256i {
+unsafe fn narrow(sum: __m256i, quants: __m256i, inputs: __m256i) -> __m256i {
     // SAFETY: the caller's promise.
     unsafe {
-        let pairs = _mm256_maddubs_epi16(codes, inputs);
+        let pairs = _mm256_maddubs_epi16(quants, inputs);
         _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
     }
 }
@@ -107,11 +107,11 @@ unsafe fn narrow(sum: __m256i, codes: __m256i, inputs: __m256i) -> __m256i {
 /// # Safety
 /// The CPU has AVX2.
 #[inline(always)]
-unsafe fn wide(sum: __m256i, codes: __m256i, even: __m256i, odd: __m256i) -> __m256i {
+unsafe fn wide(sum: __m256i, quants: __m256i, even: __m256i, odd: __m256i) -> __m256i {
     // SAFETY: the caller's promise.
     unsafe {
-        let even_codes = _mm256_and_si256(codes, _mm256_set1_epi16(255));
-        let odd_codes = _mm256_srli_epi16::<8>(codes);
+        let even_codes = _mm256_and_si256(quants, _mm256_set1_epi16(255));
+        let odd_codes = _mm256_srli_epi16::<8>(quants);
         let sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even_codes, even));
         _mm256_add_epi32(sum, _mm256_madd_epi16(odd_codes, odd))
     }

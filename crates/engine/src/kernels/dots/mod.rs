@@ -30,38 +30,38 @@ pub(crate) trait Dots: Copy {
     /// Floats of the same set.
     type Floats: F32x16;
     /// Quants of 4 inputs of 16 outputs.
-    type Codes: Copy;
+    type Quants: Copy;
     /// Sums of 16 outputs.
     type Sums: Copy;
     /// Rows of the largest register tile: 1, 2 or 4.
     const TILE_ROWS: usize;
     /// Packed tiles of 16 outputs of the largest register tile: 1 or 2.
-    const TILE_PANELS: usize;
+    const REGISTER_TILES: usize;
 
     /// The low and the high nibbles of 64 bytes.
     ///
     /// # Safety
     /// 64 bytes can be read at `from`.
-    unsafe fn nibbles(from: *const u8) -> [Self::Codes; 2];
+    unsafe fn nibbles(from: *const u8) -> [Self::Quants; 2];
 
     /// 64 bytes.
     ///
     /// # Safety
     /// 64 bytes can be read at `from`.
-    unsafe fn bytes(from: *const u8) -> Self::Codes;
+    unsafe fn bytes(from: *const u8) -> Self::Quants;
 
-    /// `codes`, each with its byte's bit number `from` of `plane` as bit number `to`, which is 0 in
-    /// `codes`.
-    fn with_bit(codes: Self::Codes, plane: Self::Codes, from: u32, to: u32) -> Self::Codes;
+    /// `quants`, each with its byte's bit number `from` of `plane` as bit number `to`, which is 0
+    /// in `quants`.
+    fn with_bit(quants: Self::Quants, plane: Self::Quants, from: u32, to: u32) -> Self::Quants;
 
     fn splat(x: i32) -> Self::Sums;
 
     /// `sums` and, for each output, the products of its 4 quants, below 128, with the 4 signed
     /// bytes of `inputs`.
-    fn dot(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums;
+    fn dot(sums: Self::Sums, quants: Self::Quants, inputs: i32) -> Self::Sums;
 
     /// As [`Self::dot`], for any quants.
-    fn dot_wide(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums;
+    fn dot_wide(sums: Self::Sums, quants: Self::Quants, inputs: i32) -> Self::Sums;
 
     /// The sums, which are below 2^24 and therefore exact.
     fn floats(sums: Self::Sums) -> Self::Floats;
@@ -75,12 +75,12 @@ mod tests {
     use crate::kernels::lanes::LANES;
 
     per_isa! {
-        fn operations(codes: &[u8; QUADS], inputs: i32) -> Vec<[f32; LANES]> = all_operations<Dots>
+        fn operations(quants: &[u8; QUADS], inputs: i32) -> Vec<[f32; LANES]> = all_operations<Dots>
     }
 
-    fn all_operations<D: Dots>(codes: &[u8; QUADS], inputs: i32) -> Vec<[f32; LANES]> {
+    fn all_operations<D: Dots>(quants: &[u8; QUADS], inputs: i32) -> Vec<[f32; LANES]> {
         // SAFETY: 64 bytes.
-        let ([low, high], bytes) = unsafe { (D::nibbles(codes.as_ptr()), D::bytes(codes.as_ptr())) };
+        let ([low, high], bytes) = unsafe { (D::nibbles(quants.as_ptr()), D::bytes(quants.as_ptr())) };
         let start = D::splat(-77_000);
         let mut all = vec![D::dot(start, low, inputs), D::dot(start, high, inputs), D::dot_wide(start, bytes, inputs)];
         for from in 0..8 {
@@ -93,11 +93,11 @@ mod tests {
     #[test]
     fn sums_are_exact_on_all_sets() {
         for signs in [[127, 127, 127, 127], [-127, -127, -127, -127], [-128, 127, -1, 0], [3, -90, 127, 55i8]] {
-            let codes: [u8; QUADS] = std::array::from_fn(|i| if i < 8 { 255 } else { (i * 37 + 11) as u8 });
+            let quants: [u8; QUADS] = std::array::from_fn(|i| if i < 8 { 255 } else { (i * 37 + 11) as u8 });
             let inputs = i32::from_ne_bytes(signs.map(|x| x as u8));
             let expected = |code: &dyn Fn(u8) -> u8| -> [f32; LANES] {
                 let products =
-                    |lane: usize| (0..4).map(move |i| i32::from(code(codes[4 * lane + i])) * i32::from(signs[i]));
+                    |lane: usize| (0..4).map(move |i| i32::from(code(quants[4 * lane + i])) * i32::from(signs[i]));
                 std::array::from_fn(|lane| (products(lane).sum::<i32>() - 77_000) as f32)
             };
             let bit = |code: u8, from: u32, to: u32| ((code >> from) & 1) << to;
@@ -107,7 +107,7 @@ mod tests {
                 all.push(expected(&|code| (code >> 4) | bit(code, from, 5)));
             }
             for isa in Isa::available() {
-                assert_eq!(operations(isa, &codes, inputs), all, "{isa} {signs:?}");
+                assert_eq!(operations(isa, &quants, inputs), all, "{isa} {signs:?}");
             }
         }
     }

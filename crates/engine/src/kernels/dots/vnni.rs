@@ -10,27 +10,27 @@ pub(crate) struct VnniDots;
 
 impl Dots for VnniDots {
     type Floats = Avx512;
-    type Codes = __m512i;
+    type Quants = __m512i;
     type Sums = __m512i;
     // Of 32 registers: 8 dot products, enough that none is waited for, 8 sums, 4 quants.
     const TILE_ROWS: usize = 4;
-    const TILE_PANELS: usize = 2;
+    const REGISTER_TILES: usize = 2;
 
     #[inline(always)]
-    unsafe fn nibbles(from: *const u8) -> [Self::Codes; 2] {
+    unsafe fn nibbles(from: *const u8) -> [Self::Quants; 2] {
         // SAFETY: the caller's promise.
         unsafe { Avx512Dots::nibbles(from) }
     }
 
     #[inline(always)]
-    unsafe fn bytes(from: *const u8) -> Self::Codes {
+    unsafe fn bytes(from: *const u8) -> Self::Quants {
         // SAFETY: the caller's promise.
         unsafe { Avx512Dots::bytes(from) }
     }
 
     #[inline(always)]
-    fn with_bit(codes: Self::Codes, plane: Self::Codes, from: u32, to: u32) -> Self::Codes {
-        Avx512Dots::with_bit(codes, plane, from, to)
+    fn with_bit(quants: Self::Quants, plane: Self::Quants, from: u32, to: u32) -> Self::Quants {
+        Avx512Dots::with_bit(quants, plane, from, to)
     }
 
     #[inline(always)]
@@ -39,15 +39,15 @@ impl Dots for VnniDots {
     }
 
     #[inline(always)]
-    fn dot(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums {
+    fn dot(sums: Self::Sums, quants: Self::Quants, inputs: i32) -> Self::Sums {
         // SAFETY: the type is used only if the CPU has AVX-512 VNNI (see the trait).
-        unsafe { _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(inputs)) }
+        unsafe { _mm512_dpbusd_epi32(sums, quants, _mm512_set1_epi32(inputs)) }
     }
 
     #[inline(always)]
-    fn dot_wide(sums: Self::Sums, codes: Self::Codes, inputs: i32) -> Self::Sums {
+    fn dot_wide(sums: Self::Sums, quants: Self::Quants, inputs: i32) -> Self::Sums {
         // 4 products of at most 255 x 128 are summed in 32 bits.
-        Self::dot(sums, codes, inputs)
+        Self::dot(sums, quants, inputs)
     }
 
     #[inline(always)]

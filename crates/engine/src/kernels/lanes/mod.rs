@@ -345,7 +345,7 @@ mod tests {
         fn operations(a: &[f32; LANES], b: &[f32; LANES], bits: &[u16; LANES]) -> Vec<[f32; LANES]> = all_operations<Floats>
     }
 
-    const CODES: [i8; LANES] = [-128, -127, -100, -64, -17, -2, -1, 0, 1, 2, 3, 16, 63, 64, 126, 127];
+    const QUANTS: [i8; LANES] = [-128, -127, -100, -64, -17, -2, -1, 0, 1, 2, 3, 16, 63, 64, 126, 127];
 
     fn all_operations<V: F32x16>(a: &[f32; LANES], b: &[f32; LANES], bits: &[u16; LANES]) -> Vec<[f32; LANES]> {
         let (x, y) = (V::read(a), V::read(b));
@@ -359,9 +359,9 @@ mod tests {
         unsafe { x.store_f16(halves.as_mut_ptr()) };
         let bytes = x.add(V::splat(ROUND_MAGIC)).bytes_of_rounded().map(f32::from);
         out.extend([x.abs(), V::from_f16(&halves), V::read(&bytes)]);
-        out.push(V::from_i8(&CODES));
+        out.push(V::from_i8(&QUANTS));
         out.push(V::splat(
-            (V::sum_of_bytes(CODES) + V::sum_of_bytes([-128; LANES]) + V::sum_of_bytes([127; LANES])) as f32,
+            (V::sum_of_bytes(QUANTS) + V::sum_of_bytes([-128; LANES]) + V::sum_of_bytes([127; LANES])) as f32,
         ));
         out.extend([x.div(y), x.max(y), x.min(y), x.zero_where_below(y, x), short, sums]);
         out.extend(rows);
@@ -381,8 +381,8 @@ mod tests {
         assert_eq!(expected[6], a.map(f32::abs));
         assert_eq!(expected[7], a.map(|a| f16::from_f32(a).to_f32()));
         assert_eq!(expected[8], a.map(f32::round_ties_even));
-        assert_eq!(expected[9], CODES.map(f32::from));
-        assert_eq!(expected[10], [(CODES.map(i32::from).iter().sum::<i32>() - 16) as f32; LANES]);
+        assert_eq!(expected[9], QUANTS.map(f32::from));
+        assert_eq!(expected[10], [(QUANTS.map(i32::from).iter().sum::<i32>() - 16) as f32; LANES]);
         for row in 0..LANES {
             assert_eq!(expected[17 + row], std::array::from_fn(|i| a[row] + i as f32));
         }

@@ -19,7 +19,7 @@ impl Random {
 fn name(state: &State) -> &'static str {
     match state {
         State::Placing => "placing",
-        State::Held { .. } => "held",
+        State::Queued { .. } => "queued",
         State::Prefilling => "prefilling",
         State::Following => "following",
         State::HandingOff => "handing off",
@@ -33,7 +33,7 @@ fn name(state: &State) -> &'static str {
 
 const STATES: [&str; 10] = [
     "placing",
-    "held",
+    "queued",
     "prefilling",
     "following",
     "handing off",
@@ -137,7 +137,7 @@ fn answer_to(rng: &mut Random, effect: RequestEffect, names: &mut u32) -> Option
     match effect {
         RequestEffect::Place { key, .. } => {
             let mut placed = to(&node("p"), &node("d"));
-            placed.placement.pace = MS * rng.below(2) as u32;
+            placed.placement.first_token_delay = MS * rng.below(2) as u32;
             let refused = refusal((rng.below(4) > 0).then_some(MS));
             Some(Answer::Placed(key, Box::new(if rng.below(3) > 0 { Ok(placed) } else { Err(refused) })))
         }
@@ -210,10 +210,10 @@ fn happen(shell: &mut Shell, rng: &mut Random, event: &str) {
         "abort" => return shell.core.on_abort(shell.now),
         "closing" => return shell.core.on_closing(shell.now),
         "draining" => {
-            let was_held = matches!(shell.core.state, State::Held { .. });
+            let was_queued = matches!(shell.core.state, State::Queued { .. });
             let was_over = shell.core.is_over();
             shell.core.on_draining(shell.now);
-            assert!(was_held || was_over == shell.core.is_over(), "who is served goes on");
+            assert!(was_queued || was_over == shell.core.is_over(), "who is served goes on");
             return;
         }
         "client stalled" => return shell.core.on_client_stalled(shell.now, RequestError::Unread(7)),

@@ -15,7 +15,7 @@ impl Node {
         let Core::Prefill(core) = &mut self.core else { return };
         match input {
             Input::Reselect(reselect) => core.on_reselect(*reselect),
-            Input::Copy(order) => core.on_replicate(now, *order),
+            Input::Replicate(order) => core.on_replicate(now, *order),
             Input::GrantReply(key, reply) => core.on_grant_reply(now, key, reply.map(|reply| *reply)),
             Input::HandoffReply(key, result) => core.on_handoff_reply(now, key, result),
             Input::PushCancelled(key, push) if self.pushes.remove(&(key, push)).is_some() => {

@@ -18,7 +18,7 @@ use super::link::{End, Link, WRITER_DEPTH};
 use super::{Devices, PROBE, RdmaAddress, failed};
 use crate::batch::Op;
 use crate::error::{Refusal, RefusalReason};
-use crate::gate::{Gate, OwnedPass};
+use crate::fence_guard::{FenceGuard, OwnedPass};
 use crate::grant::covers;
 use crate::transport::net::lane::LaneTask;
 use crate::transport::net::part::{LaneEnd, Part, too_short};
@@ -73,11 +73,11 @@ struct Posted {
     /// The part is read with it: the owner is to be asked.
     read: bool,
     pass: OwnedPass,
-    gate: Arc<Gate>,
+    fence: Arc<FenceGuard>,
 }
 
 enum Opened {
-    Asked { segment: SegmentId, ranges: Vec<Range<u64>> },
+    Requested { segment: SegmentId, ranges: Vec<Range<u64>> },
     Open(Right),
     Closed(Refusal),
 }
@@ -226,7 +226,10 @@ impl Flow {
                 state.grants.remove(&grant);
             }
             let ask = !state.grants.contains_key(&grant);
-            state.grants.entry(grant).or_insert_with(|| Opened::Asked { segment: part.segment, ranges: Vec::new() });
+            state
+                .grants
+                .entry(grant)
+                .or_insert_with(|| Opened::Requested { segment: part.segment, ranges: Vec::new() });
             ask
         };
         if ask {
@@ -239,7 +242,7 @@ impl Flow {
                 state.grants.remove(&grant);
                 Some(Err(refusal))
             }
-            Some(Opened::Asked { .. }) => None,
+            Some(Opened::Requested { .. }) => None,
             None => Some(Err(ended(grant))),
         });
         Ok(answer.await)
@@ -258,7 +261,7 @@ impl Flow {
 
 impl State {
     fn on_opened(&mut self, grant: GrantId, write: bool, more: bool, ranges: Vec<Range<u64>>) -> Result<(), String> {
-        let Some(Opened::Asked { segment, ranges: known }) = self.grants.get_mut(&grant) else {
+        let Some(Opened::Requested { segment, ranges: known }) = self.grants.get_mut(&grant) else {
             return Err(format!("OPENED of grant {}, which was not asked for", grant.0));
         };
         known.extend(ranges);
@@ -363,9 +366,9 @@ async fn post_part(
         let room = |state: &mut State| (state.posted - state.done + count <= u64::from(WRITER_DEPTH)).then_some(());
         tokio::select! {
             () = flow.wait(room) => {}
-            () = part.gate.closed() => return Ok(Posting::BatchOver),
+            () = part.fence.closed() => return Ok(Posting::BatchOver),
         }
-        let Some(pass) = part.gate.enter_owned() else { return Ok(Posting::BatchOver) };
+        let Some(pass) = part.fence.enter_owned() else { return Ok(Posting::BatchOver) };
         let mut state = flow.state();
         if !matches!(state.grants.get(&part.grant), Some(Opened::Open(_))) {
             return Ok(Posting::GrantEnded);
@@ -379,8 +382,8 @@ async fn post_part(
         unsafe { flow.link.queue_pair.post(&mut state.requests) }.map_err(failed)?;
         state.posted += count;
         let (end, read) = (state.posted, i == last && part.op == Op::Read);
-        let (id, grant, gate) = (part.id, part.grant, Arc::clone(&part.gate));
-        state.under_way.push_back(Posted { end, id, grant, read, pass, gate });
+        let (id, grant, fence) = (part.id, part.grant, Arc::clone(&part.fence));
+        state.under_way.push_back(Posted { end, id, grant, read, pass, fence });
     }
     lane.touch();
     if let Some(sequence) = sequence {
@@ -448,7 +451,7 @@ pub(crate) async fn completions(lane: &LaneTask, flow: &Flow) -> LaneEnd {
             }
         }
         // A batch that is over must get its memory back, whatever the network does.
-        let over = flow.state().under_way.iter().any(|posted| posted.gate.is_closed());
+        let over = flow.state().under_way.iter().any(|posted| posted.fence.is_closed());
         lingering = over.then(|| lingering.unwrap_or_else(baton_runtime::now));
         if lingering.is_some_and(|since| since.elapsed() > LINGER) {
             return LaneEnd::Failed("the device holds on to the memory of a batch that is over".into());

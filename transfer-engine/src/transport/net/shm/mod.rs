@@ -130,7 +130,7 @@ pub(super) async fn read_part(lane: &LaneTask, source: &Source, part: &Part, mut
         let (mut from, mut to, mut len) = (span.remote_offset as usize, span.local_offset as usize, span.len as usize);
         while len > 0 {
             let step = len.min(COPY_STEP);
-            let Some(_pass) = part.gate.enter() else { return Ok(false) };
+            let Some(_pass) = part.fence.enter() else { return Ok(false) };
             copy_in(&view, from, &part.local, to, step);
             (from, to, len) = (from + step, to + step, len - step);
             lane.touch();
@@ -163,7 +163,7 @@ pub(super) async fn send_part(lane: &LaneTask, source: &Source, part: &Part, mut
         Frame::Source { source: part.local_segment, bytes: part.local.len() as u64 }.encode(&mut frame);
         lane.stream.write_with_file(&frame, Some(file)).await?;
     }
-    let Some(armed) = source.slots.arm(&part.gate).await else { return lane.give_up(part, false).await };
+    let Some(armed) = source.slots.arm(&part.fence).await else { return lane.give_up(part, false).await };
     let place = armed.place();
     if let Some(sending) = lane.sent().get_mut(&part.id) {
         sending.armed = Some(armed);

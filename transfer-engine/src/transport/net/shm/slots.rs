@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use baton_memory::{MemoryRegion, SharedView};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::gate::Gate;
+use crate::fence_guard::FenceGuard;
 
 /// Slots of a lane, and with it the most parts that are under way there: one page.
 pub(super) const SLOTS: usize = 512;
@@ -52,15 +52,15 @@ impl Slots {
 
     /// Takes a slot for a part whose batch has this fence guard; waits for one. `None`: the batch
     /// is over.
-    pub(super) async fn arm(self: &Arc<Self>, gate: &Gate) -> Option<Armed> {
+    pub(super) async fn arm(self: &Arc<Self>, fence: &FenceGuard) -> Option<Armed> {
         let place = Arc::clone(&self.places).acquire_owned().await.ok()?;
         let slot = self.free().pop()?;
         let token = self.next_token.fetch_add(1, SeqCst);
         let armed = Armed { slots: Arc::clone(self), slot, token, _place: place };
         self.at(slot).store(token, SeqCst);
         let slots = Arc::clone(self);
-        gate.on_close(move || slots.clear(slot, token));
-        (!gate.is_closed()).then_some(armed)
+        fence.on_close(move || slots.clear(slot, token));
+        (!fence.is_closed()).then_some(armed)
     }
 
     /// Clears the slot unless another part has it by now.
@@ -120,18 +120,18 @@ mod tests {
     async fn a_part_is_wanted_until_its_batch_is_over_or_it_is_dropped() {
         let slots = Arc::new(Slots::new().unwrap());
         let page = SharedView::map(slots.take_file().unwrap().as_fd(), slots.bytes()).unwrap();
-        let gate = Gate::default();
-        let (first, second) = (slots.arm(&gate).await.unwrap(), slots.arm(&Gate::default()).await.unwrap());
+        let fence = FenceGuard::default();
+        let (first, second) = (slots.arm(&fence).await.unwrap(), slots.arm(&FenceGuard::default()).await.unwrap());
         let (a, b) = (first.place(), second.place());
         assert!(is_wanted(&page, a) && is_wanted(&page, b) && !is_wanted(&page, (a.0, b.1)));
-        gate.close();
+        fence.close();
         assert!(!is_wanted(&page, a) && is_wanted(&page, b));
         drop(first);
         drop(second);
         assert!(!is_wanted(&page, b) && !is_wanted(&page, (SLOTS as u32, b.1)));
-        assert!(slots.arm(&gate).await.is_none(), "its batch is over");
-        let again = slots.arm(&Gate::default()).await.unwrap();
-        gate.close();
+        assert!(slots.arm(&fence).await.is_none(), "its batch is over");
+        let again = slots.arm(&FenceGuard::default()).await.unwrap();
+        fence.close();
         assert!(is_wanted(&page, again.place()), "an old batch's end does not touch a new part's slot");
         assert_eq!(slots.free().len(), SLOTS - 1);
     }

@@ -9,12 +9,12 @@ const RATE: f64 = (256 << 20) as f64;
 /// How far ahead of the rate a port may be. Shorter waits cost more than they save.
 const AHEAD: Duration = Duration::from_millis(2);
 
-/// The pace of a port's connections: those that send a lot wait for each other, and leave the
+/// The read_rate of a port's connections: those that send a lot wait for each other, and leave the
 /// machine's cores to the rest.
 #[derive(Debug)]
-pub(super) struct Pace(Mutex<Instant>);
+pub(super) struct ReadRate(Mutex<Instant>);
 
-impl Pace {
+impl ReadRate {
     pub(super) fn new(now: Instant) -> Self {
         Self(Mutex::new(now))
     }
@@ -37,13 +37,13 @@ mod tests {
     #[test]
     fn a_port_is_read_at_its_rate_and_a_little_at_once() {
         let start = crate::now() + Duration::from_secs(9);
-        let pace = Pace::new(start);
-        assert_eq!(pace.read(256 << 10, start), None, "1 ms");
-        let waits = pace.read(512 << 10, start).unwrap();
+        let read_rate = ReadRate::new(start);
+        assert_eq!(read_rate.read(256 << 10, start), None, "1 ms");
+        let waits = read_rate.read(512 << 10, start).unwrap();
         assert_eq!((waits - start).as_micros(), 2929);
-        assert_eq!(pace.read(1 << 10, waits), None, "what was read is made up for");
+        assert_eq!(read_rate.read(1 << 10, waits), None, "what was read is made up for");
         let later = waits + Duration::from_secs(9);
-        assert_eq!(pace.read(1 << 20, later), None, "2 ms of the time without bytes, and 2 ms ahead");
-        assert!(pace.read(256 << 10, later).is_some());
+        assert_eq!(read_rate.read(1 << 20, later), None, "2 ms of the time without bytes, and 2 ms ahead");
+        assert!(read_rate.read(256 << 10, later).is_some());
     }
 }

@@ -7,7 +7,7 @@ use crate::cost::duration;
 
 /// A node's work, as predicted and as measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct NodeOutlook {
+pub struct NodeForecast {
     /// Prompts placed there whose first token has not come.
     pub pending: usize,
     /// To compute what is left of them.
@@ -26,11 +26,11 @@ pub struct NodeOutlook {
 
 impl Cluster {
     /// What this node has before it.
-    pub fn outlook(&self, now: Instant, node: &ClusterNode) -> NodeOutlook {
+    pub fn node_forecast(&self, now: Instant, node: &ClusterNode) -> NodeForecast {
         let charges = &node.charges;
         let batch = charges.decoding_now();
         let tbt = (batch.sequences > 0.0).then(|| self.high_step_seconds(node, batch.sequences, batch.kv_tokens));
-        NodeOutlook {
+        NodeForecast {
             pending: charges.pending(),
             queue: duration(charges.backlog.total(now)),
             sequences: charges.sequences(),

@@ -5,11 +5,11 @@ pub(crate) const PROBE_EVERY: u32 = 256;
 
 /// Open, or shut (tripped) with a count of those turned away since.
 #[derive(Debug, Default)]
-pub(crate) struct Gate {
+pub(crate) struct CircuitBreaker {
     turned_away: Option<u32>,
 }
 
-impl Gate {
+impl CircuitBreaker {
     pub(crate) fn is_shut(&self) -> bool {
         self.turned_away.is_some()
     }
@@ -37,12 +37,12 @@ mod tests {
 
     #[test]
     fn a_tripped_breaker_lets_one_of_many_through() {
-        let mut gate = Gate::default();
-        assert!(gate.admits() && !gate.is_shut());
-        gate.shut();
-        let let_through: Vec<_> = (1..=2 * PROBE_EVERY).filter(|_| gate.admits()).collect();
+        let mut breaker = CircuitBreaker::default();
+        assert!(breaker.admits() && !breaker.is_shut());
+        breaker.shut();
+        let let_through: Vec<_> = (1..=2 * PROBE_EVERY).filter(|_| breaker.admits()).collect();
         assert_eq!(let_through, [PROBE_EVERY, 2 * PROBE_EVERY]);
-        gate.open();
-        assert!(gate.admits());
+        breaker.open();
+        assert!(breaker.admits());
     }
 }

@@ -13,7 +13,7 @@ const DIGITS: u8 = 3;
 
 /// What one phase of a run did.
 #[derive(Debug)]
-pub struct Tally {
+pub struct TransferStats {
     /// Batches that completed.
     pub batches: u64,
     /// Their bytes.
@@ -23,7 +23,7 @@ pub struct Tally {
     latency_us: Histogram<u64>,
 }
 
-impl Tally {
+impl TransferStats {
     /// Nothing yet.
     pub fn new() -> Result<Self, BenchError> {
         let latency_us = Histogram::new_with_max(MAX_US, DIGITS)
@@ -55,15 +55,15 @@ mod tests {
 
     #[test]
     fn quantiles_are_of_batches() {
-        let mut tally = Tally::new().unwrap();
+        let mut stats = TransferStats::new().unwrap();
         for us in 1..=1000 {
-            tally.add(1_000_000, Duration::from_micros(us));
+            stats.add(1_000_000, Duration::from_micros(us));
         }
-        tally.elapsed = Duration::from_millis(500);
-        assert_eq!((tally.batches, tally.bytes), (1000, 1_000_000_000));
-        assert_eq!((tally.quantile_us(0.5), tally.quantile_us(0.99)), (500, 990));
-        assert!((tally.gb_s() - 2.0).abs() < 1e-9);
-        tally.add(1, Duration::from_secs(7200));
-        assert!(tally.quantile_us(1.0).abs_diff(MAX_US) < MAX_US / 500);
+        stats.elapsed = Duration::from_millis(500);
+        assert_eq!((stats.batches, stats.bytes), (1000, 1_000_000_000));
+        assert_eq!((stats.quantile_us(0.5), stats.quantile_us(0.99)), (500, 990));
+        assert!((stats.gb_s() - 2.0).abs() < 1e-9);
+        stats.add(1, Duration::from_secs(7200));
+        assert!(stats.quantile_us(1.0).abs_diff(MAX_US) < MAX_US / 500);
     }
 }

@@ -26,13 +26,13 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Gate {
+struct Barrier {
     made: Instant,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-impl Gate {
+impl Barrier {
     fn lock(&self) -> MutexGuard<'_, State> {
         // A state is replaced as a whole, so a panic elsewhere does not spoil it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -46,26 +46,26 @@ impl Gate {
 
 /// The engine's side.
 #[derive(Debug, Clone)]
-pub struct LayerGate(Arc<Gate>);
+pub struct LayerBarrier(Arc<Barrier>);
 
 /// The side of the fetch or SSD read that delivers the layers. If it is dropped before
 /// [`Self::end`], the steps that wait go on without: their bytes would mean nothing.
 #[derive(Debug)]
-pub struct LayerGateKeeper {
-    gate: Arc<Gate>,
+pub struct LayerBarrierKeeper {
+    barrier: Arc<Barrier>,
     /// How it ended is on its way to the core.
     is_told: bool,
 }
 
 /// Both sides, with no layer here.
-pub fn layer_gate() -> (LayerGateKeeper, LayerGate) {
+pub fn layer_barrier() -> (LayerBarrierKeeper, LayerBarrier) {
     let now = baton_runtime::now();
-    let gate = Arc::new(Gate { made: now, state: Mutex::new(State::Coming(0, now)), changed: Condvar::new() });
-    (LayerGateKeeper { gate: Arc::clone(&gate), is_told: false }, LayerGate(gate))
+    let barrier = Arc::new(Barrier { made: now, state: Mutex::new(State::Coming(0, now)), changed: Condvar::new() });
+    (LayerBarrierKeeper { barrier: Arc::clone(&barrier), is_told: false }, LayerBarrier(barrier))
 }
 
-impl LayerGate {
-    /// Waits for a layer, for `at_most` and no longer than its pace so far allows. `false`: it has
+impl LayerBarrier {
+    /// Waits for a layer, for `at_most` and no longer than its rate so far allows. `false`: it has
     /// not come, and the caller has to tell the node's core before it goes on.
     pub(crate) fn wait(&self, layer: u32, at_most: Duration) -> bool {
         let closed = |state: &mut State| matches!(state, State::Coming(here, _) if *here <= layer);
@@ -95,25 +95,25 @@ impl LayerGate {
     }
 }
 
-impl LayerGateKeeper {
+impl LayerBarrierKeeper {
     /// The first `layers` layers are here.
     pub fn open(&self, layers: u32) {
-        self.gate.set(State::Coming(layers, baton_runtime::now()));
+        self.barrier.set(State::Coming(layers, baton_runtime::now()));
     }
 
     /// The core is told how it ended, and lets the engine go on when it knows:
-    /// [`LayerGate::finish`].
+    /// [`LayerBarrier::finish`].
     pub fn end(mut self) {
         self.is_told = true;
     }
 }
 
-impl Drop for LayerGateKeeper {
+impl Drop for LayerBarrierKeeper {
     fn drop(&mut self) {
-        let mut state = self.gate.lock();
+        let mut state = self.barrier.lock();
         if *state != State::Over && !self.is_told {
             *state = State::Lost;
-            self.gate.changed.notify_all();
+            self.barrier.changed.notify_all();
         }
     }
 }
@@ -131,12 +131,12 @@ mod tests {
         // can be told.
         let now = Instant::now();
         let (made, state) = (now - Duration::from_secs(10), Mutex::new(State::Coming(0, now)));
-        let gate = LayerGate(Arc::new(Gate { made, state, changed: Condvar::new() }));
-        let (keeper, core) = (LayerGateKeeper { gate: Arc::clone(&gate.0), is_told: false }, gate.clone());
+        let barrier = LayerBarrier(Arc::new(Barrier { made, state, changed: Condvar::new() }));
+        let (keeper, core) = (LayerBarrierKeeper { barrier: Arc::clone(&barrier.0), is_told: false }, barrier.clone());
         let (told, heard) = std::sync::mpsc::channel();
         let engine = std::thread::spawn(move || {
             for layer in 0..4 {
-                let here = gate.wait(layer, LONG);
+                let here = barrier.wait(layer, LONG);
                 told.send((layer, here)).unwrap();
             }
         });
@@ -154,29 +154,29 @@ mod tests {
 
     #[test]
     fn a_layer_that_does_not_come_is_not_waited_for_for_long() {
-        let (keeper, gate) = layer_gate();
+        let (keeper, barrier) = layer_barrier();
         keeper.open(1);
         let began = Instant::now();
-        assert!(gate.wait(0, LONG) && !gate.wait(1, LONG));
+        assert!(barrier.wait(0, LONG) && !barrier.wait(1, LONG));
         assert!((MIN_PATIENCE..10 * MIN_PATIENCE).contains(&began.elapsed()), "{:?}", began.elapsed());
-        assert!(!gate.wait(1, Duration::ZERO), "no patience is left");
+        assert!(!barrier.wait(1, Duration::ZERO), "no patience is left");
         keeper.open(2);
-        assert!(gate.wait(1, Duration::ZERO), "what is here need not be waited for");
+        assert!(barrier.wait(1, Duration::ZERO), "what is here need not be waited for");
     }
 
     #[test]
     fn patience_grows_with_the_time_of_a_layer() {
-        let (keeper, gate) = layer_gate();
-        let after = |millis| keeper.gate.made + Duration::from_millis(millis);
-        assert_eq!(gate.patience(State::Coming(1, after(2))), MIN_PATIENCE);
-        assert_eq!(gate.patience(State::Coming(3, after(150))), Duration::from_millis(400));
+        let (keeper, barrier) = layer_barrier();
+        let after = |millis| keeper.barrier.made + Duration::from_millis(millis);
+        assert_eq!(barrier.patience(State::Coming(1, after(2))), MIN_PATIENCE);
+        assert_eq!(barrier.patience(State::Coming(3, after(150))), Duration::from_millis(400));
     }
 
     #[test]
     fn a_keeper_that_is_lost_is_noticed() {
-        let (keeper, gate) = layer_gate();
+        let (keeper, barrier) = layer_barrier();
         keeper.open(1);
         drop(keeper);
-        assert!(!gate.wait(0, LONG) && !gate.wait(1, LONG));
+        assert!(!barrier.wait(0, LONG) && !barrier.wait(1, LONG));
     }
 }

@@ -5,15 +5,15 @@ use crate::{Dtype, FormatError};
 
 use super::{each_block, k_quant, simple_quant};
 
-/// Elements of a [`CodeBlock`].
-pub const CODES: usize = 32;
+/// Elements of a [`QuantBlock`].
+pub const QUANTS: usize = 32;
 
 /// How a quantized type's elements are made from quants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CodeForm {
+pub struct QuantFormat {
     /// Quants are below 2^bits: 4, 5, 6 or 8.
     pub bits: u32,
-    /// What stands for 0: x = scale * (code - zero). `None`: x = scale * code + minimum.
+    /// What stands for 0: x = scale * (quant - zero). `None`: x = scale * quant + minimum.
     pub zero: Option<u8>,
     /// Elements that share a scale: 16 or 32.
     pub group: usize,
@@ -24,29 +24,29 @@ pub struct CodeForm {
 /// 32 consecutive elements of a row. Element i belongs to group `i / 16`; where the type's groups
 /// have 32 elements, both have the same scale and minimum.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CodeBlock {
+pub struct QuantBlock {
     /// The quants, in the order of the elements.
-    pub codes: [u8; CODES],
+    pub quants: [u8; QUANTS],
     /// Scale of each group.
     pub scales: [f32; 2],
     /// Minimum of each group; 0 if the type has none.
     pub minima: [f32; 2],
 }
 
-impl CodeBlock {
+impl QuantBlock {
     /// A block of zeros.
-    pub const EMPTY: Self = Self { codes: [0; CODES], scales: [0.0; 2], minima: [0.0; 2] };
+    pub const EMPTY: Self = Self { quants: [0; QUANTS], scales: [0.0; 2], minima: [0.0; 2] };
 
     /// The elements, in the type's own order of operations.
     #[inline]
-    pub fn elements(&self, form: CodeForm, out: &mut [f32; CODES]) {
-        for (group, (out, codes)) in out.chunks_exact_mut(16).zip(self.codes.chunks_exact(16)).enumerate() {
+    pub fn elements(&self, form: QuantFormat, out: &mut [f32; QUANTS]) {
+        for (group, (out, quants)) in out.chunks_exact_mut(16).zip(self.quants.chunks_exact(16)).enumerate() {
             let (scale, minimum) = (self.scales[group], self.minima[group]);
             match form.zero {
-                Some(zero) => out.iter_mut().zip(codes).for_each(|(x, &code)| {
-                    *x = scale * (i32::from(code) - i32::from(zero)) as f32;
+                Some(zero) => out.iter_mut().zip(quants).for_each(|(x, &quant)| {
+                    *x = scale * (i32::from(quant) - i32::from(zero)) as f32;
                 }),
-                None => out.iter_mut().zip(codes).for_each(|(x, &code)| *x = scale * f32::from(code) + minimum),
+                None => out.iter_mut().zip(quants).for_each(|(x, &quant)| *x = scale * f32::from(quant) + minimum),
             }
         }
     }
@@ -54,7 +54,7 @@ impl CodeBlock {
 
 impl Dtype {
     /// How quants become elements; `None` for types that are not quantized.
-    pub const fn code_form(self) -> Option<CodeForm> {
+    pub const fn quant_format(self) -> Option<QuantFormat> {
         let (bits, zero, group, half_scales) = match self {
             Self::F32 | Self::F16 | Self::BF16 => return None,
             Self::Q4_0 => (4, Some(8), 32, true),
@@ -66,7 +66,7 @@ impl Dtype {
             Self::Q5_K => (5, None, 32, false),
             Self::Q6_K => (6, Some(32), 16, false),
         };
-        Some(CodeForm { bits, zero, group, half_scales })
+        Some(QuantFormat { bits, zero, group, half_scales })
     }
 }
 
@@ -76,10 +76,10 @@ impl Dtype {
 ///
 /// [`FormatError::Buffer`] if `data` is not the bytes of as many elements, or the type is not
 /// quantized.
-pub fn codes(dtype: Dtype, data: &[u8], out: &mut [CodeBlock]) -> Result<(), FormatError> {
-    if dtype.code_form().is_none() || dtype.bytes_of(out.len() * CODES) != Some(data.len()) {
-        let expected = out.len() * CODES / dtype.block_elements() * dtype.block_bytes();
-        return Err(FormatError::buffer(dtype, "bytes to split into codes", data.len(), expected));
+pub fn quants(dtype: Dtype, data: &[u8], out: &mut [QuantBlock]) -> Result<(), FormatError> {
+    if dtype.quant_format().is_none() || dtype.bytes_of(out.len() * QUANTS) != Some(data.len()) {
+        let expected = out.len() * QUANTS / dtype.block_elements() * dtype.block_bytes();
+        return Err(FormatError::buffer(dtype, "bytes to split into quants", data.len(), expected));
     }
     match dtype {
         Dtype::Q4_0 => each_block(data, out, simple_quant::q4_0),
@@ -96,14 +96,14 @@ pub fn codes(dtype: Dtype, data: &[u8], out: &mut [CodeBlock]) -> Result<(), For
 }
 
 /// Elements of whole blocks, by way of their quants. The lengths fit.
-pub(super) fn elements(dtype: Dtype, form: CodeForm, data: &[u8], out: &mut [f32]) -> Result<(), FormatError> {
+pub(super) fn elements(dtype: Dtype, form: QuantFormat, data: &[u8], out: &mut [f32]) -> Result<(), FormatError> {
     /// Blocks split at once: those of the largest type's block.
     const BATCH: usize = 8;
-    let bytes = BATCH * CODES / dtype.block_elements() * dtype.block_bytes();
-    let mut blocks = [CodeBlock::EMPTY; BATCH];
-    for (data, out) in data.chunks(bytes).zip(out.chunks_mut(BATCH * CODES)) {
-        let blocks = &mut blocks[..out.len() / CODES];
-        codes(dtype, data, blocks)?;
+    let bytes = BATCH * QUANTS / dtype.block_elements() * dtype.block_bytes();
+    let mut blocks = [QuantBlock::EMPTY; BATCH];
+    for (data, out) in data.chunks(bytes).zip(out.chunks_mut(BATCH * QUANTS)) {
+        let blocks = &mut blocks[..out.len() / QUANTS];
+        quants(dtype, data, blocks)?;
         for (block, out) in blocks.iter().zip(out.as_chunks_mut().0) {
             block.elements(form, out);
         }

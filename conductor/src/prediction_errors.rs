@@ -59,7 +59,7 @@ impl Pair {
 
 /// How good the last predictions of each kind were.
 #[derive(Debug, Default)]
-pub struct Accuracy {
+pub struct PredictionErrors {
     windows: [Window; Estimate::ALL.len()],
 }
 
@@ -87,7 +87,7 @@ pub struct AccuracySummary {
     pub bias: f64,
 }
 
-impl Accuracy {
+impl PredictionErrors {
     /// Takes in a pair; beyond the window, the oldest is forgotten.
     pub fn observe(&mut self, estimate: Estimate, pair: Pair) {
         let pairs = &mut self.windows[estimate as usize].pairs;
@@ -142,29 +142,29 @@ mod tests {
 
     #[test]
     fn errors_and_bias_are_told_apart() {
-        let mut accuracy = Accuracy::default();
-        assert_eq!(accuracy.summary(Estimate::Ttft), None);
+        let mut prediction_errors = PredictionErrors::default();
+        assert_eq!(prediction_errors.summary(Estimate::Ttft), None);
         // Off by half on either side: a large error, and no bias.
         for _ in 0..10 {
-            accuracy.observe(Estimate::Ttft, pair(1.5, 1.0));
-            accuracy.observe(Estimate::Ttft, pair(0.5, 1.0));
+            prediction_errors.observe(Estimate::Ttft, pair(1.5, 1.0));
+            prediction_errors.observe(Estimate::Ttft, pair(0.5, 1.0));
         }
-        let summary = accuracy.summary(Estimate::Ttft).unwrap();
+        let summary = prediction_errors.summary(Estimate::Ttft).unwrap();
         assert_eq!((summary.count, summary.error_p50, summary.error_p90, summary.bias), (20, 0.5, 0.5, 0.0));
         assert_eq!((summary.predicted_p50, summary.measured_p50), (1.5, 1.0));
-        assert_eq!(accuracy.summary(Estimate::Tbt), None, "each has a window of its own");
-        accuracy.observe(Estimate::Tbt, pair(3.0, 2.0));
-        assert_eq!(accuracy.summary(Estimate::Tbt).unwrap().bias, 0.5);
+        assert_eq!(prediction_errors.summary(Estimate::Tbt), None, "each has a window of its own");
+        prediction_errors.observe(Estimate::Tbt, pair(3.0, 2.0));
+        assert_eq!(prediction_errors.summary(Estimate::Tbt).unwrap().bias, 0.5);
     }
 
     #[test]
     fn quantiles_are_of_the_last_pairs() {
-        let mut accuracy = Accuracy::default();
-        (0..3 * WINDOW).for_each(|_| accuracy.observe(Estimate::Output, pair(1000.0, 1.0)));
+        let mut prediction_errors = PredictionErrors::default();
+        (0..3 * WINDOW).for_each(|_| prediction_errors.observe(Estimate::Output, pair(1000.0, 1.0)));
         for n in 0..WINDOW {
-            accuracy.observe(Estimate::Output, pair(100.0 + (n % 101) as f64, 100.0));
+            prediction_errors.observe(Estimate::Output, pair(100.0 + (n % 101) as f64, 100.0));
         }
-        let summary = accuracy.summary(Estimate::Output).unwrap();
+        let summary = prediction_errors.summary(Estimate::Output).unwrap();
         assert_eq!(summary.count, WINDOW);
         assert!((summary.error_p50 - 0.5).abs() < 0.02 && (summary.error_p90 - 0.9).abs() < 0.02, "{summary:?}");
     }

@@ -12,11 +12,11 @@ const RECENT_STEPS: usize = 16;
 
 /// The last steps that gave tokens to sequences that had some before.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct RecentStepTime {
     recent: VecDeque<Duration>,
 }
 
-impl Pace {
+impl RecentStepTime {
     pub(super) fn observe(&mut self, step: Duration) {
         if self.recent.len() == RECENT_STEPS {
             self.recent.pop_front();
@@ -38,8 +38,8 @@ impl Pace {
 impl DecodeCore {
     /// The second look at a sequence's time between tokens: placement predicted it, here the steps
     /// are measured. They will not be shorter with one more.
-    pub(super) fn check_pace(&self, request: &GrantRequest) -> Result<(), Refused> {
-        let Some((step, tbt)) = self.pace.step().zip(request.tbt).filter(|(step, tbt)| step > tbt) else {
+    pub(super) fn check_step_time(&self, request: &GrantRequest) -> Result<(), Refused> {
+        let Some((step, tbt)) = self.step_time.step().zip(request.tbt).filter(|(step, tbt)| step > tbt) else {
             return Ok(());
         };
         let message = format!("the steps take {step:.0?}, the time between tokens is to be {tbt:.0?} at most");

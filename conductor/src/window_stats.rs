@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use baton_types::ErrorKind;
 
-use crate::accuracy::Accuracy;
 use crate::error::GenerateError;
+use crate::prediction_errors::PredictionErrors;
 
 /// Goodput is of this time.
 const GOODPUT_WINDOW: Duration = Duration::from_secs(60);
@@ -16,18 +16,18 @@ const GOODPUT_STEP: Duration = Duration::from_secs(1);
 
 /// See the module's text. Everything in it is bounded.
 #[derive(Debug)]
-pub struct Tally {
+pub struct WindowStats {
     /// How good the predictions were.
-    pub accuracy: Accuracy,
+    pub prediction_errors: PredictionErrors,
     /// What was taken in.
-    pub admission: AdmissionTally,
+    pub admission: AdmissionStats,
     /// What was served within its objectives.
     pub goodput: Goodput,
 }
 
 /// Requests taken in, refused and queued at admission since the start.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct AdmissionTally {
+pub struct AdmissionStats {
     /// Taken in.
     pub accepted: u64,
     /// Refused for want of nodes, room or time.
@@ -49,7 +49,7 @@ pub struct LastRefusal {
     pub retry_after: Option<Duration>,
 }
 
-impl AdmissionTally {
+impl AdmissionStats {
     /// A request was taken in or refused. What was wrong with the request itself counts as neither.
     pub fn on_admission<T>(&mut self, now: Instant, outcome: &Result<T, GenerateError>) {
         match outcome {
@@ -131,18 +131,18 @@ impl Goodput {
     }
 }
 
-/// A tally that requests share.
-pub struct SharedTally(Mutex<Tally>);
+/// Statistics that requests share.
+pub struct SharedWindowStats(Mutex<WindowStats>);
 
-impl SharedTally {
+impl SharedWindowStats {
     /// Of a conductor that starts now.
     pub fn new(now: Instant) -> Self {
-        let (accuracy, admission) = (Accuracy::default(), AdmissionTally::default());
-        Self(Mutex::new(Tally { accuracy, admission, goodput: Goodput::new(now) }))
+        let (prediction_errors, admission) = (PredictionErrors::default(), AdmissionStats::default());
+        Self(Mutex::new(WindowStats { prediction_errors, admission, goodput: Goodput::new(now) }))
     }
 
     /// Never held across an await.
-    pub fn lock(&self) -> MutexGuard<'_, Tally> {
+    pub fn lock(&self) -> MutexGuard<'_, WindowStats> {
         // Every critical section leaves the counts whole, so a panic elsewhere does not spoil them.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -173,11 +173,11 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_request_is_no_refusal() {
         let now = Instant::now();
-        let mut tally = AdmissionTally::default();
-        tally.on_admission(now, &Ok(()));
-        tally.on_admission::<()>(now, &Err(GenerateError::invalid("seed", "no")));
-        tally.on_admission::<()>(now, &Err(RequestError::GoingDown.into()));
-        assert_eq!((tally.accepted, tally.refused), (1, 1));
-        assert_eq!(tally.last_refusal.unwrap().message, "this conductor is going down");
+        let mut window_stats = AdmissionStats::default();
+        window_stats.on_admission(now, &Ok(()));
+        window_stats.on_admission::<()>(now, &Err(GenerateError::invalid("seed", "no")));
+        window_stats.on_admission::<()>(now, &Err(RequestError::GoingDown.into()));
+        assert_eq!((window_stats.accepted, window_stats.refused), (1, 1));
+        assert_eq!(window_stats.last_refusal.unwrap().message, "this conductor is going down");
     }
 }

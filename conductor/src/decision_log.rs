@@ -108,9 +108,9 @@ impl RequestRecord {
         let first = self.end.as_ref().and_then(|end| end.first_token);
         let gave = |decision: &&Decision| first.is_none_or(|first| decision.attempt == first);
         let placed = |decision: &'_ Decision| Some((decision.placed.as_ref().ok()?.clone(), decision.at));
-        let (Placement { estimated_ttft: Ttft(ttft), pace, .. }, at) =
+        let (Placement { estimated_ttft: Ttft(ttft), first_token_delay, .. }, at) =
             self.decisions.iter().rev().filter(gave).find_map(placed)?;
-        Some(at + ttft + pace)
+        Some(at + ttft + first_token_delay)
     }
 
     /// The record in one line.
@@ -130,7 +130,7 @@ impl RequestRecord {
             prompt_tokens = self.prompt_tokens,
             cached_tokens = end.usage.cached_tokens,
             output_tokens = end.usage.completion_tokens,
-            moves = end.timeline.moves,
+            migrations = end.timeline.migrations,
             predicted_ttft_s = self.predicted_ttft().map(seconds),
             ttft_s = end.ttft().map(seconds),
             predicted_tbt_s = self.predicted_tbt(end).map(seconds),
@@ -211,7 +211,7 @@ impl Drop for OpenRecord {
 
 /// The records of the last requests that were to be placed.
 #[derive(Default)]
-pub struct Records(Mutex<VecDeque<Kept>>);
+pub struct DecisionLog(Mutex<VecDeque<Kept>>);
 
 struct Kept {
     request: RequestId,
@@ -224,7 +224,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Records {
+impl DecisionLog {
     /// A request is about to be placed.
     pub fn open(&self, request: RequestId, client_id: Arc<str>, prompt_tokens: u32, max_tokens: u32) -> OpenRecord {
         let (decisions, decisions_left_out, end) = (Vec::new(), 0, None);
@@ -281,7 +281,7 @@ mod tests {
             fetch: None,
             decode: None,
             terms: QueueTerms::default(),
-            pace: Duration::from_millis(5),
+            first_token_delay: Duration::from_millis(5),
             estimated_ttft: Ttft(Duration::from_millis(20)),
             estimated_tbt: None,
             matched_tokens: 0,
@@ -290,7 +290,7 @@ mod tests {
         })
     }
 
-    impl Records {
+    impl DecisionLog {
         fn of(&self, request: RequestId) -> Option<RequestRecord> {
             match self.find(&request.to_string()) {
                 Found::One(record) => Some(*record),
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_queued_request_is_one_decision_and_then_its_placement() {
-        let records = Records::default();
+        let records = DecisionLog::default();
         let open = records.open(RequestId(1), "".into(), 10, 20);
         (0..9).for_each(|n| open.decided(Attempt(0), ms(n), refused("full"), Grounds::NoLeader));
         open.decided(Attempt(0), ms(100), placed(), Grounds::NoLeader);
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn the_first_digits_of_an_id_find_its_record_where_no_other_begins_so() {
-        let records = Records::default();
+        let records = DecisionLog::default();
         let ids =
             ["aaaaaa1", "aaaaaa2", "bbbbbb1"].map(|digits| RequestId(u128::from_str_radix(digits, 16).unwrap() << 100));
         let _open: Vec<_> = ids.iter().map(|id| records.open(*id, format!("mine-{id}").into(), 1, 1)).collect();
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn the_first_end_counts() {
-        let records = Records::default();
+        let records = DecisionLog::default();
         let open = records.open(RequestId(1), "".into(), 10, 20);
         let (timeline, usage) = (Timeline::default(), Usage::default());
         let end = |outcome| {
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn a_request_that_went_on_elsewhere_says_where_and_has_no_prediction_for_there() {
-        let records = Records::default();
+        let records = DecisionLog::default();
         let open = records.open(RequestId(1), "".into(), 10, 20);
         let node = |name| Some(NodeId::new(name).unwrap());
         let chosen = placed().unwrap();
@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn the_prediction_is_of_the_attempt_that_gave_the_first_token() {
-        let records = Records::default();
+        let records = DecisionLog::default();
         let open = records.open(RequestId(1), "".into(), 10, 20);
         open.decided(Attempt(0), ms(1), placed(), Grounds::NoLeader);
         open.decided(Attempt(1), ms(1400), placed(), Grounds::NoLeader);
@@ -393,7 +393,7 @@ mod tests {
 
     #[test]
     fn decisions_and_requests_are_bounded() {
-        let records = Records::default();
+        let records = DecisionLog::default();
         let open = records.open(RequestId(0), "".into(), 1, 1);
         (0..10).for_each(|n| open.decided(Attempt(n), ms(n.into()), placed(), Grounds::NoLeader));
         let record = records.of(RequestId(0)).unwrap();

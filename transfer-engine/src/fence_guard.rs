@@ -12,12 +12,12 @@ const CLOSED: usize = 1 << (usize::BITS - 1);
 /// Guards memory that has another owner after a moment in time: a grant's ranges after the fence, a
 /// batch's source after its end.
 ///
-/// A task that touches the memory holds a [`Pass`]. After [`Gate::close`] no new pass is given, and
-/// [`Gate::drained`] resolves when the last one is back.
+/// A task that touches the memory holds a [`Pass`]. After [`FenceGuard::close`] no new pass is
+/// given, and [`FenceGuard::drained`] resolves when the last one is back.
 ///
 /// If another process touches the memory, it cannot hold a pass: closing runs what ends its access.
 #[derive(Default)]
-pub(crate) struct Gate {
+pub(crate) struct FenceGuard {
     /// Passes out; the top bit is set once the guard is closed.
     state: AtomicUsize,
     left: Notify,
@@ -27,20 +27,20 @@ pub(crate) struct Gate {
 
 type OnClose = Box<dyn FnOnce() + Send>;
 
-impl fmt::Debug for Gate {
+impl fmt::Debug for FenceGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate").field("state", &self.state).finish_non_exhaustive()
+        f.debug_struct("FenceGuard").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
 /// The right to touch what the guard protects, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Pass<'a>(&'a Gate);
+pub(crate) struct Pass<'a>(&'a FenceGuard);
 
 /// A pass that keeps its guard: for tasks that touch the memory later than the call.
 #[cfg_attr(not(feature = "rdma"), allow(dead_code))] // for rdma
 #[derive(Debug)]
-pub(crate) struct OwnedPass(Arc<Gate>);
+pub(crate) struct OwnedPass(Arc<FenceGuard>);
 
 impl Drop for OwnedPass {
     fn drop(&mut self) {
@@ -48,7 +48,7 @@ impl Drop for OwnedPass {
     }
 }
 
-impl Gate {
+impl FenceGuard {
     /// A pass that keeps the guard, unless it is closed.
     #[cfg_attr(not(feature = "rdma"), allow(dead_code))] // for rdma
     pub(crate) fn enter_owned(self: &Arc<Self>) -> Option<OwnedPass> {
@@ -127,45 +127,45 @@ mod tests {
 
     #[tokio::test]
     async fn a_closed_guard_waits_for_passes_out() {
-        let gate = Gate::default();
-        let (first, second) = (gate.enter().unwrap(), gate.enter().unwrap());
-        assert!(gate.close() && !gate.close());
-        assert!(gate.is_closed() && gate.enter().is_none());
-        gate.closed().await;
+        let fence = FenceGuard::default();
+        let (first, second) = (fence.enter().unwrap(), fence.enter().unwrap());
+        assert!(fence.close() && !fence.close());
+        assert!(fence.is_closed() && fence.enter().is_none());
+        fence.closed().await;
         drop(first);
-        assert!(tokio::time::timeout(Duration::from_millis(5), gate.drained()).await.is_err());
+        assert!(tokio::time::timeout(Duration::from_millis(5), fence.drained()).await.is_err());
         drop(second);
-        gate.drained().await;
+        fence.drained().await;
     }
 
     #[test]
     fn closing_runs_what_is_to_run_once() {
-        let (gate, ran) = (Gate::default(), Arc::new(AtomicUsize::new(0)));
+        let (fence, ran) = (FenceGuard::default(), Arc::new(AtomicUsize::new(0)));
         let count = || {
             let ran = Arc::clone(&ran);
             move || {
                 ran.fetch_add(1, SeqCst);
             }
         };
-        gate.on_close(count());
+        fence.on_close(count());
         assert_eq!(ran.load(SeqCst), 0);
-        gate.close();
-        gate.close();
+        fence.close();
+        fence.close();
         assert_eq!(ran.load(SeqCst), 1);
-        gate.on_close(count());
+        fence.on_close(count());
         assert_eq!(ran.load(SeqCst), 2);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn no_pass_is_out_once_it_is_drained() {
         for _ in 0..200 {
-            let gate = Arc::new(Gate::default());
+            let fence = Arc::new(FenceGuard::default());
             let inside = Arc::new(AtomicUsize::new(0));
             let users: Vec<_> = (0..2)
                 .map(|_| {
-                    let (gate, inside) = (Arc::clone(&gate), Arc::clone(&inside));
+                    let (fence, inside) = (Arc::clone(&fence), Arc::clone(&inside));
                     std::thread::spawn(move || {
-                        while let Some(pass) = gate.enter() {
+                        while let Some(pass) = fence.enter() {
                             inside.fetch_add(1, SeqCst);
                             std::hint::spin_loop();
                             inside.fetch_sub(1, SeqCst);
@@ -174,8 +174,8 @@ mod tests {
                     })
                 })
                 .collect();
-            gate.close();
-            tokio::time::timeout(Duration::from_secs(5), gate.drained()).await.expect("drains");
+            fence.close();
+            tokio::time::timeout(Duration::from_secs(5), fence.drained()).await.expect("drains");
             assert_eq!(inside.load(SeqCst), 0);
             users.into_iter().for_each(|user| user.join().unwrap());
         }

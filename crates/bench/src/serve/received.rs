@@ -51,7 +51,7 @@ struct Message {
 /// What a client has heard of one request. A server that says more than any answer is long has
 /// failed the request, so that it takes no more memory than was asked for.
 #[derive(Debug)]
-pub struct Heard {
+pub struct ReceivedAnswer {
     max_tokens: u32,
     messages: Vec<Message>,
     /// In the messages.
@@ -69,7 +69,7 @@ pub struct Tokens {
     pub merged: u64,
 }
 
-impl Heard {
+impl ReceivedAnswer {
     /// Nothing yet, of an answer of at most so many tokens.
     pub fn of_at_most(max_tokens: u32) -> Self {
         Self { max_tokens, messages: Vec::new(), tokens: 0, usage: None }
@@ -152,24 +152,24 @@ impl Heard {
 mod tests {
     use super::*;
 
-    fn heard(chunks: &[bool], output: Option<u64>) -> Heard {
-        let mut heard = Heard::of_at_most(8);
-        chunks.iter().for_each(|shows| heard.chunk(*shows).unwrap());
+    fn received(chunks: &[bool], output: Option<u64>) -> ReceivedAnswer {
+        let mut received = ReceivedAnswer::of_at_most(8);
+        chunks.iter().for_each(|shows| received.chunk(*shows).unwrap());
         if let Some(output) = output {
-            heard.usage(Usage { output, ..Usage::default() }).unwrap();
+            received.usage(Usage { output, ..Usage::default() }).unwrap();
         }
-        heard
+        received
     }
 
     fn counted(chunks: &[bool], output: Option<u64>) -> (usize, u64) {
-        let tokens = heard(chunks, output).count();
+        let tokens = received(chunks, output).count();
         (tokens.at.len(), tokens.merged)
     }
 
     #[test]
     fn chunks_are_tokens_where_nothing_else_is_known() {
         assert_eq!(counted(&[true, false, true], None), (3, 0));
-        assert_eq!(heard(&[true, false, true], None).sizes().output, 3);
+        assert_eq!(received(&[true, false, true], None).sizes().output, 3);
     }
 
     #[test]
@@ -189,24 +189,24 @@ mod tests {
 
     #[test]
     fn messages_that_say_their_tokens_are_believed() {
-        let mut heard = Heard::of_at_most(6);
-        [1, 3, 2].into_iter().for_each(|tokens| heard.tokens(tokens).unwrap());
-        assert_eq!((heard.count().at.len(), heard.count().merged, heard.sizes().output), (3, 3, 6));
-        heard.usage(Usage { output: 6, cached: 2, prompt: 9 }).unwrap();
-        assert_eq!((heard.count().merged, heard.sizes().cached), (3, 2));
+        let mut received = ReceivedAnswer::of_at_most(6);
+        [1, 3, 2].into_iter().for_each(|tokens| received.tokens(tokens).unwrap());
+        assert_eq!((received.count().at.len(), received.count().merged, received.sizes().output), (3, 3, 6));
+        received.usage(Usage { output: 6, cached: 2, prompt: 9 }).unwrap();
+        assert_eq!((received.count().merged, received.sizes().cached), (3, 2));
     }
 
     #[test]
     fn a_server_that_says_too_much_has_failed() {
         let too_much = Err(Problem::failed("more than 104 messages or tokens, where 10 tokens were asked for"));
-        let (mut chunks, mut tokens) = (Heard::of_at_most(10), Heard::of_at_most(10));
+        let (mut chunks, mut tokens) = (ReceivedAnswer::of_at_most(10), ReceivedAnswer::of_at_most(10));
         for _ in 0..104 {
             assert_eq!(chunks.chunk(false), Ok(()));
         }
         assert_eq!((chunks.chunk(true), chunks.count().at.len()), (too_much.clone(), 104), "and is not kept");
         assert_eq!((tokens.tokens(104), tokens.tokens(u64::MAX)), (Ok(()), too_much.clone()));
-        let counts = |output| Heard::of_at_most(10).usage(Usage { output, ..Usage::default() });
+        let counts = |output| ReceivedAnswer::of_at_most(10).usage(Usage { output, ..Usage::default() });
         assert_eq!((counts(104), counts(u64::MAX)), (Ok(()), too_much));
-        assert_eq!(Heard::of_at_most(u32::MAX).tokens(1 << 33), Ok(()));
+        assert_eq!(ReceivedAnswer::of_at_most(u32::MAX).tokens(1 << 33), Ok(()));
     }
 }
