@@ -49,8 +49,10 @@ def sentences(text):
 
 
 def helps(text):
-    """Doc comments of clap's fields, and what metrics tell."""
+    """Doc comments of clap's fields and of settings, and what metrics tell."""
     blocks = re.findall(r"((?: *///[^\n]*\n)+)(?: *#\[[^\n]*\n)* *#\[(?:arg|command)", text)
+    for declared in re.findall(r"settings! \{\n(.*?)\n(?:    )?\}\n", text, re.S):
+        blocks += re.findall(r"((?: *///[^\n]*\n)+)(?: *#\[[^\n]*\n)* *\w+: ", declared)
     yield from (re.sub(r" *///", "", block) for block in blocks)
     yield from re.findall(r'help: "((?:[^"\\]|\\.)*)"', text)
 

@@ -44,6 +44,12 @@ pub enum MillisOrOff {
     Word(String),
 }
 
+impl From<Option<Duration>> for MillisOrOff {
+    fn from(time: Option<Duration>) -> Self {
+        time.map_or(Self::off(), |time| Self::Millis(time.as_secs_f64() * 1e3))
+    }
+}
+
 impl MillisOrOff {
     fn off() -> Self {
         Self::Word("off".to_owned())
@@ -91,301 +97,105 @@ fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Er
     })
 }
 
-/// Settings: plain data. Keys are those of the TOML file, the flags and `BATON_…`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Settings {
-    /// Serve clients' gRPC on this address.
-    pub grpc: String,
-    /// Serve clients' HTTP on this address.
-    pub http: String,
-    /// Serve operators' gRPC and HTTP on this address; if unset, on the clients' ports.
-    pub operators: Option<String>,
-    /// Let nodes register on this address; if unset, on the clients' gRPC port.
-    pub nodes: Option<String>,
-    /// Elect one leader among the conductors that name these etcd members, each `host:port`. If
-    /// empty, this conductor is alone.
-    #[serde(deserialize_with = "list")]
-    pub etcd: Vec<String>,
-    /// Begin every key of this cluster in etcd with this.
-    pub etcd_prefix: String,
-    /// Use TLS to etcd, and trust certificates of the authorities in this PEM file.
-    pub etcd_ca: Option<PathBuf>,
-    /// Present this certificate (PEM file) to etcd.
-    pub etcd_cert: Option<PathBuf>,
-    /// Use this private key (PEM file) for `etcd_cert`.
-    pub etcd_key: Option<PathBuf>,
-    /// Log in to etcd as this user.
-    pub etcd_user: Option<String>,
-    /// Read the password of `etcd_user` from this file.
-    pub etcd_password_file: Option<PathBuf>,
-    /// Advertise this host or address to other conductors; if unset, the listening one.
-    pub advertise_host: Option<String>,
-    /// Allow HTTP calls from web pages of these origins, or of all with `*`.
-    #[serde(deserialize_with = "list")]
-    pub cors_origins: Vec<String>,
-    /// Use the tokenizer and chat template of this model file or folder.
-    pub model: Option<PathBuf>,
-    /// Use `cpu` with a model file, or `mock` without one.
-    pub engine: String,
-    /// Use this chat template (Jinja) instead of the model's own.
-    pub chat_template: Option<PathBuf>,
-    /// Show clients this model name; if unset, that of the file.
-    pub model_name: Option<String>,
-    /// Use this many tokens per KV block, as on all nodes.
-    pub block_tokens: u32,
-    /// Expect this element type of stored K and V on all nodes.
-    pub kv_dtype: KvDtype,
-    /// Serve at most this many requests at once.
-    pub max_requests: usize,
-    /// Accept at most this many client connections at once, fewer if descriptors run short.
-    pub max_connections: usize,
-    /// Limit request bodies together to this many bytes while they are read. Unstreamed answers may
-    /// take as many, and so may output that clients leave unread.
-    pub max_body_bytes_total: usize,
-    /// Refuse prompts longer than this, in bytes of text.
-    pub max_prompt_bytes: usize,
-    /// End a request that has no event for this long, in seconds.
-    pub stall_timeout_s: f64,
-    /// Place a request at most this many times.
-    pub max_attempts: u32,
-    /// Choose nodes by this policy: round-robin, load-balance, cache-aware or min-total-delay.
-    pub placement: String,
-    /// Admit requests with objectives by this policy: none, early or value-density.
-    pub admission: String,
-    /// Refuse requests predicted to wait longer than this for others, in milliseconds, or off.
-    pub max_wait_ms: MillisOrOff,
-    /// Apply this TTFT objective to requests that have none, in milliseconds, or off.
-    pub ttft_slo_ms: MillisOrOff,
-    /// Apply this TBT objective to requests that have none, in milliseconds, or off.
-    pub tbt_slo_ms: MillisOrOff,
-    /// End a request after this long, in seconds, whatever it asks for.
-    pub max_request_s: f64,
-    /// Limit a prompt's wait for room at a prefill node, in seconds.
-    pub queue_timeout_s: f64,
-    /// Limit how long a request may be overtaken in a prefill queue, in seconds. It is at most half
-    /// of `queue_timeout_s`.
-    pub max_overtaken_s: f64,
-    /// Let decode nodes compute prompts: never, fallback (if no prefill node is left) or short.
-    /// `short` adds prompts too short to delay others.
-    pub prompts_at_decode: String,
-    /// Use partial prefill: decode nodes compute long prompts' last part, prefill nodes the first.
-    /// It is used only if the first token comes sooner.
-    pub partial_prefill: bool,
-    /// Let prefill nodes fetch prefixes of other nodes, if that is faster than computing them.
-    pub fetch_prefixes: bool,
-    /// Replicate a hot prefix ahead of prompts to at most this many prefill nodes. With 0 or 1,
-    /// nodes fetch it only if a prompt needs it.
-    pub replicate_prefixes: usize,
-    /// Look for prefixes to replicate at this interval, in seconds.
-    pub replicate_interval_s: f64,
-    /// Fail health checks but accept requests this long before a drain begins, in seconds. Load
-    /// balancers learn of the drain in this time.
-    pub not_ready_s: f64,
-    /// Limit a drain to this long, in seconds.
-    pub grace_s: f64,
-    /// Filter log lines by this.
-    pub log: String,
-    /// Write log lines as text or json.
-    pub log_format: LogFormat,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        let (cluster, request) = (ClusterConfig::default(), RequestLimits::default());
-        Self {
-            grpc: "127.0.0.1:7070".into(),
-            http: "127.0.0.1:8080".into(),
-            operators: None,
-            nodes: None,
-            etcd: Vec::new(),
-            etcd_prefix: "/baton".into(),
-            etcd_ca: None,
-            etcd_cert: None,
-            etcd_key: None,
-            etcd_user: None,
-            etcd_password_file: None,
-            advertise_host: None,
-            cors_origins: Vec::new(),
-            model: None,
-            chat_template: None,
-            engine: "cpu".into(),
-            model_name: None,
-            block_tokens: 16,
-            kv_dtype: KvDtype::F16,
-            max_requests: 16_384,
-            max_connections: 16_384,
-            max_body_bytes_total: 256 << 20,
-            max_prompt_bytes: 8 << 20,
-            stall_timeout_s: request.stall_timeout.as_secs_f64(),
-            max_attempts: request.max_attempts,
-            placement: PlacementKind::default().as_str().into(),
-            admission: AdmissionKind::default().as_str().into(),
-            max_wait_ms: cluster
-                .max_wait
-                .map_or(MillisOrOff::off(), |wait| MillisOrOff::Millis(wait.as_secs_f64() * 1e3)),
-            ttft_slo_ms: MillisOrOff::off(),
-            tbt_slo_ms: MillisOrOff::off(),
-            max_request_s: 3600.0,
-            queue_timeout_s: cluster.queue_timeout.as_secs_f64(),
-            max_overtaken_s: cluster.max_overtaken.as_secs_f64(),
-            prompts_at_decode: cluster.prompts_at_decode.as_str().into(),
-            partial_prefill: cluster.takes_partial_prefills,
-            fetch_prefixes: cluster.fetches,
-            replicate_prefixes: cluster.replicas,
-            replicate_interval_s: 5.0,
-            not_ready_s: 0.0,
-            grace_s: 30.0,
-            log: "info".into(),
-            log_format: LogFormat::Text,
-        }
+baton_runtime::settings! {
+    /// Settings: plain data. Keys are those of the TOML file, the flags and `BATON_…`.
+    pub struct Settings {
+        /// Serve clients' gRPC on this address.
+        grpc: String = "127.0.0.1:7070".into(), "ADDR";
+        /// Serve clients' HTTP on this address.
+        http: String = "127.0.0.1:8080".into(), "ADDR";
+        /// Serve operators (Cluster, reflection, metrics) on this address; if unset, on the
+        /// clients' ports.
+        operators: Option<String> = None, "ADDR";
+        /// Let nodes register on this address; if unset, on the clients' gRPC port.
+        nodes: Option<String> = None, "ADDR";
+        /// Elect one leader among the conductors of these etcd members, `host:port` with commas. If
+        /// unset, this conductor is alone.
+        #[serde(deserialize_with = "list")]
+        etcd: Vec<String> = Vec::new(), "ENDPOINTS";
+        /// Begin every key of this cluster in etcd with this.
+        etcd_prefix: String = "/baton".into(), "PREFIX";
+        /// Use TLS to etcd, and trust the certificate authorities in this PEM file; if unset, no
+        /// TLS.
+        etcd_ca: Option<PathBuf> = None, "FILE";
+        /// Present this certificate (PEM file) to etcd; needs `etcd_key`.
+        etcd_cert: Option<PathBuf> = None, "FILE";
+        /// Use this private key (PEM file) for `etcd_cert`.
+        etcd_key: Option<PathBuf> = None, "FILE";
+        /// Log in to etcd as this user; needs `etcd_password_file`.
+        etcd_user: Option<String> = None, "NAME";
+        /// Read the password of `etcd_user` from this file.
+        etcd_password_file: Option<PathBuf> = None, "FILE";
+        /// Advertise this host or address to other conductors; if unset, the listening one.
+        advertise_host: Option<String> = None, "HOST";
+        /// Allow HTTP calls from web pages of these origins, with commas, or of all with `*`.
+        #[serde(deserialize_with = "list")]
+        cors_origins: Vec<String> = Vec::new(), "ORIGINS";
+        /// Use the tokenizer and chat template of this model: GGUF file or safetensors folder.
+        model: Option<PathBuf> = None, "FILE";
+        /// Use `cpu` with a model file, or `mock` without one.
+        engine: String = "cpu".into(), "ENGINE";
+        /// Use this chat template (Jinja) instead of the model's own.
+        chat_template: Option<PathBuf> = None, "FILE";
+        /// Show clients this model name; if unset, that of the file.
+        model_name: Option<String> = None, "NAME";
+        /// Use this many tokens per KV block, as on all nodes.
+        block_tokens: u32 = 16, "N";
+        /// Expect K and V stored as f16, bf16, f32 or int8 on all nodes.
+        kv_dtype: KvDtype = KvDtype::F16, "TYPE";
+        /// Serve at most this many requests at once.
+        max_requests: usize = 16_384, "N";
+        /// Accept at most this many client connections at once, fewer if descriptors run short.
+        max_connections: usize = 16_384, "N";
+        /// Limit request bodies together to this many bytes while they are read. Unstreamed answers
+        /// may take as many, and so may output that clients leave unread.
+        max_body_bytes_total: usize = 256 << 20, "BYTES";
+        /// Refuse prompts longer than this, in bytes of text.
+        max_prompt_bytes: usize = 8 << 20, "BYTES";
+        /// End a request that has no event for this long, in seconds.
+        stall_timeout_s: f64 = RequestLimits::default().stall_timeout.as_secs_f64(), "SECONDS";
+        /// Place a request at most this many times.
+        max_attempts: u32 = RequestLimits::default().max_attempts, "N";
+        /// Choose nodes by this policy: round-robin, load-balance, cache-aware or min-total-delay.
+        placement: String = PlacementKind::default().as_str().into(), "POLICY";
+        /// Admit requests with objectives by this policy: none, early or value-density.
+        admission: String = AdmissionKind::default().as_str().into(), "POLICY";
+        /// Refuse requests predicted to wait longer than this for others, in milliseconds, or off.
+        max_wait_ms: MillisOrOff = ClusterConfig::default().max_wait.into(), "MS";
+        /// Apply this TTFT objective to requests that have none, in milliseconds, or off.
+        ttft_slo_ms: MillisOrOff = MillisOrOff::off(), "MS";
+        /// Apply this TBT objective to requests that have none, in milliseconds, or off.
+        tbt_slo_ms: MillisOrOff = MillisOrOff::off(), "MS";
+        /// End a request after this long, in seconds, whatever it asks for.
+        max_request_s: f64 = 3600.0, "SECONDS";
+        /// Limit a prompt's wait for room at a prefill node, in seconds.
+        queue_timeout_s: f64 = ClusterConfig::default().queue_timeout.as_secs_f64(), "SECONDS";
+        /// Limit how long a request may be overtaken in a prefill queue, in seconds. It is at most
+        /// half of `queue_timeout_s`.
+        max_overtaken_s: f64 = ClusterConfig::default().max_overtaken.as_secs_f64(), "SECONDS";
+        /// Let decode nodes compute prompts: never, fallback (if no prefill node is left) or short.
+        /// `short` adds prompts too short to delay others.
+        prompts_at_decode: String = ClusterConfig::default().prompts_at_decode.as_str().into(), "WHEN";
+        /// Use partial prefill: decode nodes compute long prompts' last part, prefill nodes the
+        /// first. It is used only if the first token comes sooner.
+        partial_prefill: bool = ClusterConfig::default().takes_partial_prefills, "BOOL";
+        /// Let prefill nodes fetch prefixes of other nodes, if that is faster than computing them.
+        fetch_prefixes: bool = ClusterConfig::default().fetches, "BOOL";
+        /// Replicate a hot prefix ahead of prompts to at most this many prefill nodes. With 0 or 1,
+        /// nodes fetch it only if a prompt needs it.
+        replicate_prefixes: usize = ClusterConfig::default().replicas, "N";
+        /// Look for prefixes to replicate at this interval, in seconds.
+        replicate_interval_s: f64 = 5.0, "SECONDS";
+        /// Fail health checks but accept requests this long before a drain begins, in seconds. Load
+        /// balancers learn of the drain in this time.
+        not_ready_s: f64 = 0.0, "SECONDS";
+        /// Limit a drain to this long, in seconds.
+        grace_s: f64 = 30.0, "SECONDS";
+        /// Filter log lines, as in debug or `baton_conductor=debug,info`.
+        log: String = "info".into(), "FILTER";
+        /// Write log lines as text or json.
+        log_format: LogFormat = LogFormat::Text, "FORMAT";
     }
-}
-
-/// What can be given on the command line; everything else through `--config` or the environment.
-#[derive(Debug, Default, clap::Args, Serialize)]
-pub struct Flags {
-    /// Serve clients' gRPC on this address [default: 127.0.0.1:7070]
-    #[arg(long, value_name = "ADDR")]
-    pub grpc: Option<String>,
-    /// Serve clients' HTTP on this address [default: 127.0.0.1:8080]
-    #[arg(long, value_name = "ADDR")]
-    pub http: Option<String>,
-    /// Serve operators (Cluster, reflection, metrics) on this address
-    /// [default: on the clients' ports]
-    #[arg(long, value_name = "ADDR")]
-    pub operators: Option<String>,
-    /// Let nodes register on this address [default: on the clients' gRPC port]
-    #[arg(long, value_name = "ADDR")]
-    pub nodes: Option<String>,
-    /// Elect one leader among the conductors of these etcd members, host:port with commas
-    /// [default: none, this one is alone]
-    #[arg(long, value_name = "ENDPOINTS")]
-    pub etcd: Option<String>,
-    /// Begin every key of this cluster in etcd with this [default: /baton]
-    #[arg(long, value_name = "PREFIX")]
-    pub etcd_prefix: Option<String>,
-    /// Use TLS to etcd, and trust certificates of the authorities in this PEM file
-    /// [default: none, no TLS]
-    #[arg(long, value_name = "FILE")]
-    pub etcd_ca: Option<PathBuf>,
-    /// Present this certificate (PEM) to etcd; needs --etcd-key [default: none]
-    #[arg(long, value_name = "FILE")]
-    pub etcd_cert: Option<PathBuf>,
-    /// Use this private key (PEM) for --etcd-cert [default: none]
-    #[arg(long, value_name = "FILE")]
-    pub etcd_key: Option<PathBuf>,
-    /// Log in to etcd as this user; needs --etcd-password-file [default: none]
-    #[arg(long, value_name = "NAME")]
-    pub etcd_user: Option<String>,
-    /// Read the password of --etcd-user from this file [default: none]
-    #[arg(long, value_name = "FILE")]
-    pub etcd_password_file: Option<PathBuf>,
-    /// Advertise this host to other conductors [default: the one that it listens on]
-    #[arg(long, value_name = "HOST")]
-    pub advertise_host: Option<String>,
-    /// Allow HTTP calls from web pages of these origins, with commas, or * for all [default: none]
-    #[arg(long, value_name = "ORIGINS")]
-    pub cors_origins: Option<String>,
-    /// Use the tokenizer and chat template of this model: GGUF file or safetensors folder
-    #[arg(long, value_name = "FILE")]
-    pub model: Option<PathBuf>,
-    /// Use this chat template (Jinja) instead of the model's own
-    #[arg(long, value_name = "FILE")]
-    pub chat_template: Option<PathBuf>,
-    /// Use cpu with a model file, or mock without one [default: cpu]
-    #[arg(long)]
-    pub engine: Option<String>,
-    /// Show clients this model name [default: that of the file]
-    #[arg(long, value_name = "NAME")]
-    pub model_name: Option<String>,
-    /// Use N tokens per KV block, as on all nodes [default: 16]
-    #[arg(long, value_name = "N")]
-    pub block_tokens: Option<u32>,
-    /// Expect K and V stored as f16, bf16, f32 or int8 on all nodes [default: f16]
-    #[arg(long, value_name = "TYPE")]
-    pub kv_dtype: Option<String>,
-    /// Choose nodes by this policy: round-robin, load-balance, cache-aware or min-total-delay
-    /// [default: min-total-delay]
-    #[arg(long, value_name = "POLICY")]
-    pub placement: Option<String>,
-    /// Admit requests with objectives by this policy: none, early or value-density
-    /// [default: value-density]
-    #[arg(long, value_name = "POLICY")]
-    pub admission: Option<String>,
-    /// Refuse requests predicted to wait longer than this for others, in milliseconds, or off
-    /// [default: 30000]
-    #[arg(long, value_name = "MS")]
-    pub max_wait_ms: Option<String>,
-    /// Apply this TTFT objective to requests that have none, in milliseconds, or off [default: off]
-    #[arg(long, value_name = "MS")]
-    pub ttft_slo_ms: Option<String>,
-    /// Apply this TBT objective to requests that have none, in milliseconds, or off [default: off]
-    #[arg(long, value_name = "MS")]
-    pub tbt_slo_ms: Option<String>,
-    /// End a request after this long, in seconds [default: 3600]
-    #[arg(long, value_name = "SECONDS")]
-    pub max_request_s: Option<f64>,
-    /// Limit a prompt's wait for room at a prefill node, in seconds [default: 60]
-    #[arg(long, value_name = "SECONDS")]
-    pub queue_timeout_s: Option<f64>,
-    /// Limit how long a request may be overtaken in a prefill queue, in seconds [default: 30]
-    #[arg(long, value_name = "SECONDS")]
-    pub max_overtaken_s: Option<f64>,
-    /// Let decode nodes compute prompts: never, fallback (if no prefill node is left) or short.
-    /// short adds prompts too short to delay others [default: short]
-    #[arg(long, value_name = "WHEN")]
-    pub prompts_at_decode: Option<String>,
-    /// Use partial prefill: decode nodes compute long prompts' last part, prefill nodes the first
-    /// [default: true]
-    #[arg(long, value_name = "BOOL")]
-    pub partial_prefill: Option<bool>,
-    /// Let prefill nodes fetch prefixes that other nodes have [default: true]
-    #[arg(long, value_name = "BOOL")]
-    pub fetch_prefixes: Option<bool>,
-    /// Replicate hot prefixes ahead of prompts to at most N prefill nodes; 0 for none [default: 0]
-    #[arg(long, value_name = "N")]
-    pub replicate_prefixes: Option<usize>,
-    /// Look for prefixes to replicate at this interval, in seconds [default: 5]
-    #[arg(long, value_name = "SECONDS")]
-    pub replicate_interval_s: Option<f64>,
-    /// Serve at most N requests at once [default: 16384]
-    #[arg(long, value_name = "N")]
-    pub max_requests: Option<usize>,
-    /// Accept at most N client connections at once [default: 16384, or what descriptors allow]
-    #[arg(long, value_name = "N")]
-    pub max_connections: Option<usize>,
-    /// Limit request bodies together to this many bytes while they are read. Unstreamed answers may
-    /// take as many, and so may output that clients leave unread [default: 256 MiB]
-    #[arg(long, value_name = "BYTES")]
-    pub max_body_bytes_total: Option<usize>,
-    /// Fail health checks this long before a drain begins, in seconds [default: 0]
-    #[arg(long, value_name = "SECONDS")]
-    pub not_ready_s: Option<f64>,
-    /// Limit a drain to this long, in seconds [default: 30]
-    #[arg(long, value_name = "SECONDS")]
-    pub grace_s: Option<f64>,
-    /// Filter log lines, as in debug or baton_conductor=debug,info [default: info]
-    #[arg(long, value_name = "FILTER")]
-    pub log: Option<String>,
-    /// Write log lines as text or json [default: text]
-    #[arg(long, value_name = "FORMAT")]
-    pub log_format: Option<String>,
-}
-
-/// The command line.
-#[derive(Debug, clap::Parser)]
-#[command(name = "baton-conductor", version, about = "Serve clients and place requests in a Baton cluster")]
-pub struct Cli {
-    /// Read settings from this TOML file; the environment (BATON_...) and flags override it
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Print each setting and its source, and exit
-    #[arg(long)]
-    pub print_config: bool,
-    /// Settings.
-    #[command(flatten)]
-    pub flags: Flags,
 }
 
 #[cfg(test)]
@@ -395,10 +205,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn origins_are_a_list_or_a_text() {
+    fn cors_origins_setting_accepts_list_or_text() {
         let loaded = |variable: &str| {
             let variable = [("BATON_CORS_ORIGINS".to_owned(), variable.to_owned())];
-            load::<Settings>(None, variable.into_iter(), &Flags::default()).unwrap().settings.cors_origins
+            load::<Settings>(None, variable.into_iter(), []).unwrap().settings.cors_origins
         };
         assert_eq!(loaded("https://a, https://b"), ["https://a", "https://b"]);
         assert_eq!(loaded(r#"["https://a"]"#), ["https://a"]);

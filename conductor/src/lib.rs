@@ -48,3 +48,6 @@ mod window_stats;
 
 pub use error::GenerateError;
 pub use server::run;
+
+/// What the binary does.
+pub const ABOUT: &str = "Serve clients and place requests in a Baton cluster";

@@ -10,13 +10,17 @@ mod tests;
 
 pub use metrics::METRICS;
 
+use baton_runtime::settings::Loaded;
 use baton_types::NodeRole;
 use baton_worker::config::Settings;
 #[cfg(any(test, feature = "testing"))]
 use baton_worker::testing::{TestNode, World};
 
+/// What the binary does.
+pub const ABOUT: &str = "Generate the tokens of a Baton cluster";
+
 /// Serves until a signal, then drains.
-pub fn run(settings: Settings) -> anyhow::Result<()> {
+pub fn run(Loaded { settings, .. }: Loaded<Settings>) -> anyhow::Result<()> {
     baton_worker::run::<role::DecodeRole>(NodeRole::Decode, METRICS, settings, role::DecodeRole::new)
 }
 

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    baton_worker::main_of("baton-decode", baton_decode_node::run)
+    baton_runtime::command::main_of("baton-decode", baton_decode_node::ABOUT, baton_decode_node::run)
 }

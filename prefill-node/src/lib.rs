@@ -13,13 +13,17 @@ mod tests;
 
 pub use metrics::METRICS;
 
+use baton_runtime::settings::Loaded;
 use baton_types::NodeRole;
 use baton_worker::config::Settings;
 #[cfg(any(test, feature = "testing"))]
 use baton_worker::testing::{TestNode, World};
 
+/// What the binary does.
+pub const ABOUT: &str = "Compute prompts in a Baton cluster, and push their KV cache to decode nodes";
+
 /// Serves until a signal, then drains.
-pub fn run(settings: Settings) -> anyhow::Result<()> {
+pub fn run(Loaded { settings, .. }: Loaded<Settings>) -> anyhow::Result<()> {
     baton_worker::run::<role::PrefillRole>(NodeRole::Prefill, METRICS, settings, role::PrefillRole::new)
 }
 

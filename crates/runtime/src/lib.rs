@@ -7,6 +7,7 @@
 // Tests read the clock and wait.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
+pub mod command;
 pub mod serve;
 pub mod settings;
 pub mod telemetry;

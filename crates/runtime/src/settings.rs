@@ -4,9 +4,9 @@
 //! An error about a setting names it as it was given: the flag as typed, the variable, or the
 //! file's key and the file ([`Origins::name`]).
 //!
-//! A settings struct is plain data: flat, `Serialize + Deserialize + Default`, with
-//! `deny_unknown_fields`. Its keys are the TOML file's keys, the flags' names (`-` for `_`) and, in
-//! capitals after `BATON_`, the environment's.
+//! A settings struct is plain data: flat, and declared once, by [`settings!`](crate::settings!).
+//! Its keys are the TOML file's keys, the flags' names (`-` for `_`) and, in capitals after
+//! `BATON_`, the environment's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -47,9 +47,6 @@ pub enum SettingsError {
         /// Where and why.
         reason: String,
     },
-    /// A flag that cannot be read as text.
-    #[error("command line: {0}")]
-    Flags(String),
     /// No such setting.
     #[error("{key}: there is no such setting (in {origin}); there are: {known}")]
     Unknown {
@@ -151,8 +148,7 @@ pub enum Origin {
 #[derive(Debug, Clone, Default)]
 pub struct Origins {
     layers: BTreeMap<String, Origin>,
-    /// Keys that have a flag.
-    flags: BTreeSet<String>,
+    keys: BTreeSet<&'static str>,
 }
 
 impl Origins {
@@ -162,11 +158,10 @@ impl Origins {
     }
 
     /// A setting's name as its value was given: `--threads`, `BATON_THREADS`, or
-    /// `threads (in baton.toml)`. Of a value that was not given it is the flag that changes it, if
-    /// there is one.
+    /// `threads (in baton.toml)`. Of a value that was not given it is the flag that changes it.
     pub fn name(&self, key: &str) -> String {
         match self.of(key) {
-            Origin::Default if self.flags.contains(key) => flag_name(key),
+            Origin::Default if self.keys.contains(key) => flag_name(key),
             Origin::Default => key.to_owned(),
             Origin::File(path) => format!("{key} (in {})", path.display()),
             Origin::Variable(name) => name.clone(),
@@ -214,25 +209,93 @@ impl<T> From<T> for Loaded<T> {
     }
 }
 
-/// Puts the layers together. `flags` serializes to the keys given on the command line, with `null`
-/// for those that were not.
-pub fn load<T: Serialize + DeserializeOwned + Default>(
+/// A setting as it is declared.
+#[derive(Debug, Clone, Copy)]
+pub struct Setting {
+    /// Its key.
+    pub key: &'static str,
+    /// Its doc comment, with a blank before each line.
+    pub doc: &'static str,
+    /// What its flag takes, as help shows it.
+    pub value_name: &'static str,
+}
+
+impl Setting {
+    /// What it does: sentences without a stop at the end.
+    pub fn about(&self) -> &'static str {
+        self.doc.trim().trim_end_matches('.')
+    }
+}
+
+/// A struct of settings, made by [`settings!`](crate::settings!).
+pub trait Declared: Serialize + DeserializeOwned + Default {
+    /// In the order of their declaration.
+    const SETTINGS: &'static [Setting];
+}
+
+/// Declares a struct of settings: their doc comments, types, defaults and the names of their
+/// values. It is plain data with `deny_unknown_fields`. Help, the layers of [`load`] and
+/// `docs/configuration.md` are made from it.
+#[macro_export]
+macro_rules! settings {
+    (
+        $(#[doc = $about:literal])+
+        pub struct $name:ident {
+            $(
+                $(#[doc = $doc:literal])+
+                $(#[serde($($serde:tt)*)])?
+                $key:ident: $type:ty = $default:expr, $value_name:literal;
+            )+
+        }
+    ) => {
+        $(#[doc = $about])+
+        #[derive(Debug, Clone, ::serde::Serialize, ::serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $name {
+            $(
+                $(#[doc = $doc])+
+                $(#[serde($($serde)*)])?
+                pub $key: $type,
+            )+
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($key: $default,)+ }
+            }
+        }
+
+        impl $crate::settings::Declared for $name {
+            const SETTINGS: &'static [$crate::settings::Setting] = &[$(
+                $crate::settings::Setting { key: stringify!($key), doc: concat!($($doc),+), value_name: $value_name },
+            )+];
+        }
+    };
+}
+
+/// The default of a setting as it would be given; `None`: it has none.
+pub fn default_of<T: Declared>(key: &str) -> Option<String> {
+    Loaded::from(T::default()).value(key)
+}
+
+/// Puts the layers together. `flags` are the keys and values given on the command line.
+///
+/// # Errors
+/// A key that is no setting, or a value that has not its form.
+pub fn load<T: Declared>(
     config: Option<&Path>,
     environment: impl Iterator<Item = (String, String)>,
-    flags: &impl Serialize,
+    flags: impl IntoIterator<Item = (&'static str, String)>,
 ) -> Result<Loaded<T>, SettingsError> {
-    let given = flag_values(flags)?;
-    let mut layers = Layers::new::<T>(given.keys().cloned().collect());
+    let mut layers = Layers::new::<T>();
     if let Some(path) = config {
         layers.file::<T>(path)?;
     }
     for (name, value) in environment {
         layers.environment::<T>(&name, value)?;
     }
-    for (key, value) in given {
-        if !value.is_null() {
-            layers.set::<T>(&key, value, Origin::Flag)?;
-        }
+    for (key, value) in flags {
+        layers.text::<T>(key, value, Origin::Flag)?;
     }
     layers.finish()
 }
@@ -251,19 +314,6 @@ pub fn variable(name: &str) -> Option<OsString> {
 /// The flag of a setting.
 pub fn flag_name(key: &str) -> String {
     format!("--{}", key.replace('_', "-"))
-}
-
-fn flag_values(flags: &impl Serialize) -> Result<Map<String, Value>, SettingsError> {
-    // JSON has no NaN and would drop it without a word; TOML has.
-    if let Ok(table) = toml::Table::try_from(flags) {
-        for (key, value) in &table {
-            check_finite(flag_name(key), value)?;
-        }
-    }
-    match serde_json::to_value(flags) {
-        Ok(value) => Ok(object(&value)),
-        Err(error) => Err(SettingsError::Flags(error.to_string())),
-    }
 }
 
 fn check_finite(name: String, value: &toml::Value) -> Result<(), SettingsError> {
@@ -307,9 +357,10 @@ struct Layers {
 }
 
 impl Layers {
-    /// Nothing is given yet; `flags` are the keys that could be given as such.
-    fn new<T: Serialize + Default>(flags: BTreeSet<String>) -> Self {
-        Self { values: object(&T::default()), origins: Origins { layers: BTreeMap::new(), flags } }
+    /// Nothing is given yet.
+    fn new<T: Declared>() -> Self {
+        let keys = T::SETTINGS.iter().map(|setting| setting.key).collect();
+        Self { values: object(&T::default()), origins: Origins { layers: BTreeMap::new(), keys } }
     }
 
     fn file<T: DeserializeOwned>(&mut self, path: &Path) -> Result<(), SettingsError> {
@@ -340,8 +391,8 @@ impl Layers {
     /// Sets a key to a value that was given as text.
     fn text<T: DeserializeOwned>(&mut self, key: &str, value: String, origin: Origin) -> Result<(), SettingsError> {
         let default = self.values.get(key).unwrap_or(&Value::Null);
-        // The variable is text; the setting's default says what it is to be. One without a default
-        // takes it as text if it can.
+        // A variable or flag is text; the setting's default says what it is to be. One without a
+        // default takes it as text if it can.
         let parsed: Option<Value> = serde_json::from_str(&value).ok();
         let text = Value::String(value);
         let value = match (default, parsed) {
@@ -428,32 +479,30 @@ impl<T: Serialize> Loaded<T> {
 mod tests {
     use std::io::Write as _;
 
-    use serde::Deserialize;
-
     use super::*;
 
-    #[derive(Debug, Serialize, Deserialize, PartialEq)]
-    #[serde(deny_unknown_fields)]
-    struct Sample {
-        listen: String,
-        threads: u32,
-        model: Option<PathBuf>,
-        name: Option<String>,
-        limit: Option<u32>,
-        grace_s: f64,
-    }
-
-    impl Default for Sample {
-        fn default() -> Self {
-            Self { listen: "127.0.0.1:0".into(), threads: 1, model: None, name: None, limit: None, grace_s: 1.0 }
+    crate::settings! {
+        /// Some settings.
+        pub struct Sample {
+            /// An address.
+            listen: String = "127.0.0.1:0".into(), "ADDR";
+            /// A number.
+            threads: u32 = 1, "N";
+            /// A path.
+            model: Option<PathBuf> = None, "FILE";
+            /// A text without a default.
+            name: Option<String> = None, "NAME";
+            /// A number without a default.
+            limit: Option<u32> = None, "N";
+            /// A time.
+            grace_s: f64 = 1.0, "SECONDS";
         }
     }
 
-    #[derive(Serialize, Default)]
-    struct Flags {
-        threads: Option<u32>,
-        grace_s: Option<f64>,
-        model: Option<PathBuf>,
+    const NO_FLAGS: [(&str, String); 0] = [];
+
+    fn flag(key: &'static str, value: &str) -> [(&'static str, String); 1] {
+        [(key, value.to_owned())]
     }
 
     fn env(pairs: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {
@@ -467,62 +516,62 @@ mod tests {
     }
 
     #[test]
-    fn later_layers_win_and_are_named() {
+    fn later_settings_layer_wins_and_is_named_as_origin() {
         let config = file("threads = 2\nmodel = \"/m\"\nname = \"123\"");
         let environment =
             env(&[("BATON_THREADS", "3"), ("BATON_LISTEN", "0.0.0.0:1"), ("BATON_OTHER", "x"), ("PATH", "y")]);
-        let loaded =
-            load::<Sample>(Some(config.path()), environment, &Flags { threads: Some(4), ..Flags::default() }).unwrap();
+        let loaded = load::<Sample>(Some(config.path()), environment, flag("threads", "4")).unwrap();
         assert_eq!(loaded.settings.threads, 4);
         assert_eq!((loaded.settings.listen.as_str(), loaded.settings.name.as_deref()), ("0.0.0.0:1", Some("123")));
         assert_eq!((loaded.origins.of("threads"), loaded.origins.name("threads")), (&Origin::Flag, "--threads".into()));
         assert_eq!(loaded.origins.name("listen"), "BATON_LISTEN");
         assert_eq!(loaded.origins.name("name"), format!("name (in {})", config.path().display()));
         assert_eq!(loaded.origins.name("grace_s"), "--grace-s", "the flag that would change it");
-        assert_eq!(loaded.origins.name("limit"), "limit", "it has none");
+        assert_eq!(loaded.origins.name("ISA"), "ISA", "it is no setting");
         assert!(loaded.print().contains("threads = 4"), "{}", loaded.print());
         assert!(toml::from_str::<toml::Table>(&loaded.print()).is_ok(), "what is printed can be read back");
     }
 
     #[test]
-    fn a_bad_value_is_named_with_its_source() {
-        let error = load::<Sample>(None, env(&[("BATON_THREADS", "many")]), &Flags::default()).unwrap_err().to_string();
+    fn bad_setting_value_is_named_with_its_source() {
+        let error = load::<Sample>(None, env(&[("BATON_THREADS", "many")]), NO_FLAGS).unwrap_err().to_string();
         assert_eq!(error, "BATON_THREADS: 'many': expected a whole number from 0 to 4294967295");
         let config = file("grace_s = true");
-        let error = load::<Sample>(Some(config.path()), env(&[]), &Flags::default()).unwrap_err().to_string();
+        let error = load::<Sample>(Some(config.path()), env(&[]), NO_FLAGS).unwrap_err().to_string();
         assert_eq!(error, format!("grace_s (in {}): 'true': expected a number", config.path().display()));
         let config = file("thread = 2");
-        let error = load::<Sample>(Some(config.path()), env(&[]), &Flags::default()).unwrap_err().to_string();
+        let error = load::<Sample>(Some(config.path()), env(&[]), NO_FLAGS).unwrap_err().to_string();
         assert!(error.starts_with("thread: there is no such setting"), "{error}");
-        let missing = load::<Sample>(Some(Path::new("/nowhere")), env(&[]), &Flags::default()).unwrap_err();
+        let missing = load::<Sample>(Some(Path::new("/nowhere")), env(&[]), NO_FLAGS).unwrap_err();
         assert!(matches!(missing, SettingsError::Unreadable { .. }));
         let broken = file("name = \"n\"\nthreads = = 2");
-        let error = load::<Sample>(Some(broken.path()), env(&[]), &Flags::default()).unwrap_err().to_string();
+        let error = load::<Sample>(Some(broken.path()), env(&[]), NO_FLAGS).unwrap_err().to_string();
         let begins = format!("--config: {} is not TOML: line 2: ", broken.path().display());
         assert!(error.starts_with(&begins) && !error.contains('\n'), "{error}");
     }
 
     #[test]
-    fn a_variable_becomes_what_a_setting_without_default_takes() {
+    fn environment_variable_takes_type_of_setting_without_default() {
         let environment = env(&[("BATON_LIMIT", "7"), ("BATON_NAME", "7"), ("BATON_GRACE_S", "2")]);
-        let settings = load::<Sample>(None, environment, &Flags::default()).unwrap().settings;
+        let settings = load::<Sample>(None, environment, NO_FLAGS).unwrap().settings;
         assert_eq!((settings.limit, settings.name.as_deref(), settings.grace_s), (Some(7), Some("7"), 2.0));
-        let error = load::<Sample>(None, env(&[("BATON_LIMIT", "-7")]), &Flags::default()).unwrap_err().to_string();
+        let error = load::<Sample>(None, env(&[("BATON_LIMIT", "-7")]), NO_FLAGS).unwrap_err().to_string();
         assert_eq!(error, "BATON_LIMIT: '-7': expected a whole number from 0 to 4294967295");
     }
 
     #[test]
-    fn an_empty_variable_is_not_set() {
+    fn empty_environment_variable_counts_as_not_set() {
         let config = file("threads = 2\nname = \"n\"");
         let empty = env(&[("BATON_THREADS", ""), ("BATON_NAME", ""), ("BATON_LISTEN", ""), ("BATON_LIMIT", "")]);
-        let loaded = load::<Sample>(Some(config.path()), empty, &Flags::default()).unwrap();
-        let expected = Sample { threads: 2, name: Some("n".into()), ..Sample::default() };
-        assert_eq!((loaded.settings, loaded.origins.of("listen")), (expected, &Origin::Default));
+        let loaded = load::<Sample>(Some(config.path()), empty, NO_FLAGS).unwrap();
+        let settings = &loaded.settings;
+        assert_eq!((settings.threads, settings.name.as_deref(), settings.limit), (2, Some("n"), None));
+        assert_eq!((settings.listen.as_str(), loaded.origins.of("listen")), ("127.0.0.1:0", &Origin::Default));
     }
 
     #[test]
-    fn what_is_set_at_run_time_goes_before_all_and_is_checked_alike() {
-        let loaded = load::<Sample>(None, env(&[]), &Flags { threads: Some(4), ..Flags::default() }).unwrap();
+    fn run_time_setting_overrides_all_layers_and_is_validated() {
+        let loaded = load::<Sample>(None, env(&[]), flag("threads", "4")).unwrap();
         let with = loaded.with([("threads", "5"), ("limit", "6"), ("name", "7")]).unwrap();
         assert_eq!(
             (with.settings.threads, with.settings.limit, with.settings.name.as_deref()),
@@ -543,13 +592,12 @@ mod tests {
     }
 
     #[test]
-    fn last_words_name_the_setting_as_it_was_given() {
+    fn fatal_error_names_the_setting_as_it_was_given() {
         #[derive(Debug, thiserror::Error)]
         #[error("starting the engine")]
         struct Starting(#[source] BadSetting);
 
-        let flags = Flags { threads: Some(9), ..Flags::default() };
-        let origins = load::<Sample>(None, env(&[("BATON_LISTEN", "x")]), &flags).unwrap().origins;
+        let origins = load::<Sample>(None, env(&[("BATON_LISTEN", "x")]), flag("threads", "9")).unwrap().origins;
         let said = |bad| origins.last_words(&Starting(bad));
         let out_of_range = BadSetting::invalid("threads", "9, but must be from 1 to 8");
         assert_eq!(said(out_of_range), ("--threads: 9, but must be from 1 to 8".into(), EXIT_BAD_SETTINGS));
@@ -560,7 +608,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_value_is_said_once() {
+    fn setting_error_states_the_problem_once() {
         let text = |text: &str| Value::String(text.to_owned());
         for (value, said, expected) in [
             (text("f8"), "unknown variant `f8`, expected one of `f16`, `f32`", "'f8': expected one of `f16`, `f32`"),
@@ -577,20 +625,11 @@ mod tests {
     }
 
     #[test]
-    fn not_a_number_is_refused_in_every_layer() {
-        let flags = Flags { grace_s: Some(f64::NAN), ..Flags::default() };
-        let error = load::<Sample>(None, env(&[]), &flags).unwrap_err().to_string();
-        assert_eq!(error, "--grace-s: NaN: expected a finite number");
+    fn nan_setting_is_refused_in_every_layer() {
+        let error = load::<Sample>(None, env(&[]), flag("grace_s", "NaN")).unwrap_err().to_string();
+        assert_eq!(error, "--grace-s: 'NaN': expected a number");
         let config = file("grace_s = nan");
-        assert!(load::<Sample>(Some(config.path()), env(&[]), &Flags::default()).is_err());
-        assert!(load::<Sample>(None, env(&[("BATON_GRACE_S", "NaN")]), &Flags::default()).is_err());
-    }
-
-    #[test]
-    fn a_path_that_is_not_utf8_is_an_error_and_not_a_panic() {
-        use std::os::unix::ffi::OsStrExt;
-        let model = PathBuf::from(std::ffi::OsStr::from_bytes(b"/m\xff"));
-        let flags = Flags { model: Some(model), ..Flags::default() };
-        assert!(matches!(load::<Sample>(None, env(&[]), &flags), Err(SettingsError::Flags(_))));
+        assert!(load::<Sample>(Some(config.path()), env(&[]), NO_FLAGS).is_err());
+        assert!(load::<Sample>(None, env(&[("BATON_GRACE_S", "NaN")]), NO_FLAGS).is_err());
     }
 }

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn callers_share_a_proof_and_the_loop_rests_after_it() {
+    fn integrity_check_is_shared_by_callers_and_followed_by_a_rest() {
         let mut background = Background::new(Instant::now());
         assert!(background.due().is_none() && background.next().is_none());
         let answers: Vec<_> = (0..MAX_CHECKS + 1)

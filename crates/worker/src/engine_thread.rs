@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_that_stall_hold_the_step_up_for_a_bounded_time_and_spoil_themselves_alone() {
+    fn stalled_prefix_fetches_delay_the_step_briefly_and_fail_alone() {
         let engine = MockEngine::new(MockOptions::default()).unwrap();
         let (events, mut heard) = mpsc::channel::<EngineEvent>(100);
         let grammars = GrammarCompiler::new(&baton_text::Tokenizer::bytes()).unwrap();

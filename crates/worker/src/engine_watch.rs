@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_gets_on_or_has_nothing_to_do_is_steady() {
+    fn engine_that_progresses_or_is_idle_is_not_stalled() {
         let (progress, mut watch) = watch(Duration::ZERO);
         assert!((0..1000).all(|_| watch.look() == Pulse::Steady), "it waits");
         progress.begin(&StepPlan { id: StepId(1), sequences: Vec::new(), slice: None });
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_usual_is_no_stall() {
+    fn engine_stall_limit_grows_with_its_usual_layer_time() {
         let (progress, mut watch) = watch(Duration::from_millis(600));
         progress.begin(&StepPlan { id: StepId(1), sequences: Vec::new(), slice: None });
         watch.look();

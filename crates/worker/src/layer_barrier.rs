@@ -126,7 +126,7 @@ mod tests {
     const MIN_PATIENCE: Duration = Duration::from_millis(100);
 
     #[test]
-    fn the_engine_waits_for_each_layer() {
+    fn engine_waits_at_layer_barrier_for_each_fetched_layer() {
         // One that takes its time, so that patience does not end the test: 10 s a layer, as far as
         // can be told.
         let now = Instant::now();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_that_does_not_come_is_not_waited_for_for_long() {
+    fn layer_barrier_gives_up_on_a_layer_that_does_not_come() {
         let (keeper, barrier) = layer_barrier();
         keeper.open(1);
         let began = Instant::now();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_grows_with_the_time_of_a_layer() {
+    fn layer_barrier_patience_grows_with_the_time_of_a_layer() {
         let (keeper, barrier) = layer_barrier();
         let after = |millis| keeper.barrier.made + Duration::from_millis(millis);
         assert_eq!(barrier.patience(State::Coming(1, after(2))), MIN_PATIENCE);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_keeper_that_is_lost_is_noticed() {
+    fn layer_barrier_fails_if_its_keeper_is_lost() {
         let (keeper, barrier) = layer_barrier();
         keeper.open(1);
         drop(keeper);

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_follow_the_output_wherever_it_comes_from() {
+    fn grammar_mask_follows_the_output_from_any_position() {
         let grammar = format!("start: {}", Form::Choices(vec!["one".into(), "other".into()]).rule().unwrap());
         let mut masks = masks();
         for (step, (output, next)) in
@@ -190,7 +190,7 @@ mod tests {
 
     /// All outputs of a grammar share the states of its lexer, which have a bound.
     #[test]
-    fn a_grammar_does_not_wear_out() {
+    fn grammar_shared_by_many_outputs_does_not_wear_out() {
         let rule = Form::Regex(".{0,200}and.{0,250}".into()).rule().unwrap();
         let grammar = format!("start: {rule}");
         let (mut masks, mut state, mut step) = (masks(), 1_u64, 0);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_fails_fails_alone() {
+    fn failed_grammar_mask_fails_only_its_own_request() {
         let mut masks = masks();
         let (bad, strays, good) = (
             sequence(1, "", Some("start: (")),

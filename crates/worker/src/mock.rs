@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_as_large_and_as_fast_as_its_profile_says() {
+    fn mock_node_has_the_size_and_times_of_its_profile() {
         let (settings, profile) = taken(NodeRole::Prefill);
         assert_eq!((settings.chunk_tokens, settings.max_running, settings.cache_blocks), (1024, 512, 5859));
         let options = mock_options(&settings, NodeRole::Prefill, Some(&profile));
@@ -112,14 +112,14 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_are_given_stand() {
+    fn given_cache_blocks_override_the_mock_profile() {
         let mut settings = Settings { cache_blocks: 7, ..settings("llama2-70b-a800") };
         take_profile(&mut settings, NodeRole::Decode).unwrap();
         assert_eq!(settings.cache_blocks, 7);
     }
 
     #[test]
-    fn without_a_profile_the_settings_are_as_they_were() {
+    fn settings_without_mock_profile_are_unchanged() {
         let mut settings = Settings { engine: "mock".into(), mock_base_us: 3, ..Settings::default() };
         assert_eq!(take_profile(&mut settings, NodeRole::Prefill).unwrap(), None);
         assert_eq!((settings.chunk_tokens, settings.max_running, settings.cache_blocks), (512, 64, 0));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_mock_profile_is_named() {
         let error =
             |mut settings: Settings| format!("{:#}", take_profile(&mut settings, NodeRole::Decode).unwrap_err());
         assert!(error(settings("gpt")).starts_with("mock_profile: 'gpt' is not a model profile"));

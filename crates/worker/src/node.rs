@@ -598,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_engine_or_a_core_refuses_is_named_by_its_setting() {
+    fn refusal_of_engine_or_core_is_named_by_its_setting() {
         let options = |field| EngineError::Options { field, problem: "0, but must be 1".into() };
         let (bytes, blocks) = (Settings::default(), Settings { cache_blocks: 7, ..Settings::default() });
         assert_eq!(said(&bytes, options("threads")), "threads: 0, but must be 1");

@@ -109,7 +109,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[tokio::test]
-    async fn what_is_cancelled_before_its_time_never_begins() {
+    async fn paced_transfer_cancelled_before_its_time_never_begins() {
         let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
         let due = Some(clock.now() + 600 * SECOND);
         let (batch, cancel) = paced(&clock, due, || unreachable!("it was cancelled"));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_count_as_the_models_each_way() {
+    fn link_pacer_counts_bytes_as_the_models_in_each_direction() {
         let now = Instant::now();
         // 64 bytes stand for 320 KiB.
         let mut link = LinkPacer::new(5120.0 * 64.0, 5120.0, SECOND);

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_peer_that_is_cut_off_is_given_up_long_before_the_calls_own_end() {
+    async fn call_to_a_peer_that_is_cut_off_fails_at_ping_timeout() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         tokio::spawn(async move {

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn conductors_are_named_by_commas() {
+    fn conductor_addresses_are_separated_by_commas() {
         let name = |host: &str, port| Name { host: host.to_owned(), port };
         assert_eq!(names("http://a:1, b:2,[::1]:3").unwrap(), [name("a", 1), name("b", 2), name("::1", 3)]);
         for wrong in ["", "a:1,", "a", "a:1,https://b:2", "a:1/path"] {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_registers_again_and_again_and_waits_longer_where_it_cannot() {
+    async fn node_registers_periodically_and_backs_off_after_failures() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let away = Err(ErrorKind::Unavailable);
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_is_looked_up_again_and_conductors_come_and_go() {
+    async fn conductor_name_is_resolved_again_and_registrations_follow() {
         let addresses = |ports: &[u16]| ports.iter().map(|port| SocketAddr::from(([10, 0, 0, 1], *port))).collect();
         let away = || Err(io::Error::other("no answer"));
         let found: Vec<io::Result<BTreeSet<SocketAddr>>> =

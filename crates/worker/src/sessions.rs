@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn orders_of_earlier_leaders_are_refused_and_all_are_told() {
+    async fn order_of_earlier_term_is_refused_and_latest_term_is_reported() {
         use tokio_stream::StreamExt;
         let sessions = Sessions::default();
         let (_, _, mut first) = sessions.open(ConductorId(1), event()).unwrap();
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_those_of_the_conductors_that_are_there() {
+    fn settings_of_node_follow_latest_version_of_connected_conductors() {
         let sessions = Sessions::default();
         let hears = |version, log: &str| {
             sessions.on_settings(&v1::NodeSettings { version, log: log.into() });
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_session_replaces_the_earlier_and_survives_its_close() {
+    fn later_session_replaces_the_earlier_and_survives_its_close() {
         let sessions = Sessions::default();
         let (first, ended, mut old) = sessions.open(ConductorId(1), event()).unwrap();
         let (second, _, mut new) = sessions.open(ConductorId(1), event()).unwrap();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conductor_that_does_not_read_is_cut_off_and_its_requests_end() {
+    fn session_of_conductor_that_does_not_read_is_ended() {
         let sessions = Sessions::default();
         let (epoch, ended, _stuck) = sessions.open(ConductorId(1), event()).unwrap();
         let (_, _, mut healthy) = sessions.open(ConductorId(2), event()).unwrap();
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_waits_for_a_conductor_has_a_bound_in_bytes() {
+    async fn queued_events_of_a_session_are_bounded_in_bytes() {
         use tokio_stream::StreamExt;
         let large = || {
             let removed = v1::KvEvent { event: Some(v1::kv_event::Event::Removed(vec![7; QUEUED_BYTES / 4])) };
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_are_bounded() {
+    fn sessions_over_limit_are_refused() {
         let sessions = Sessions::default();
         let open: Vec<_> = (0..MAX_SESSIONS as u64).map(|n| sessions.open(ConductorId(n), event()).unwrap()).collect();
         assert!(sessions.open(ConductorId(99), event()).is_none());

@@ -426,7 +426,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_disk_that_hangs_is_not_waited_for_for_ever() {
+    async fn ssd_read_from_a_disk_that_hangs_fails_at_its_deadline() {
         let layout = KvLayout {
             model: 7,
             num_layers: 3,
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_lands_once_no_request_waits_for_it() {
+    fn ssd_read_writes_no_block_after_its_request_left() {
         let (landing, mut written) = (Landing::default(), 0);
         assert!(landing.clone().write(|| written += 1));
         landing.close();

@@ -81,13 +81,13 @@ mod tests {
     }
 
     #[test]
-    fn each_peer_is_there_once_and_only_if_bytes_moved() {
+    fn transfer_report_lists_each_peer_once_if_bytes_were_sent() {
         let paths = vec![report("b", 1, 900), report("a", 1, 5), report("b", 2, 7), report("c", 1, 0)];
         assert_eq!(seen(paths), [("b".to_owned(), 7), ("a".to_owned(), 5)]);
     }
 
     #[test]
-    fn of_many_peers_those_with_the_most_bytes_are_there() {
+    fn transfer_report_keeps_the_peers_with_the_most_bytes() {
         let paths = (1..=200).map(|bytes| report(&format!("n{bytes}"), 1, bytes)).collect();
         let seen = seen(paths);
         assert_eq!((seen.len(), seen[0].1, seen[63].1), (TransferReport::MAX_PATHS, 200, 137));

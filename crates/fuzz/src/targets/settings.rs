@@ -1,7 +1,6 @@
 //! Settings: a TOML file, and variables of the environment.
 
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -38,41 +37,37 @@ pub(super) const WORDS: &[&str] = &[
     "BATON_NAMES=",
 ];
 
-/// A setting of each form that the binaries have.
-#[derive(Debug, Serialize, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-struct Settings {
-    listen: String,
-    threads: u32,
-    model: Option<PathBuf>,
-    limit: Option<u64>,
-    grace_s: f64,
-    policy: Policy,
-    names: Vec<String>,
-    is_on: bool,
+baton_runtime::settings! {
+    /// A setting of each form that the binaries have.
+    pub struct Settings {
+        /// A text.
+        listen: String = "127.0.0.1:0".into(), "ADDR";
+        /// A number.
+        threads: u32 = 1, "N";
+        /// A path without a default.
+        model: Option<PathBuf> = None, "FILE";
+        /// A number without a default.
+        limit: Option<u64> = None, "N";
+        /// A time.
+        grace_s: f64 = 1.0, "SECONDS";
+        /// A word.
+        policy: Policy = Policy::default(), "POLICY";
+        /// A list.
+        names: Vec<String> = Vec::new(), "NAMES";
+        /// A truth.
+        is_on: bool = false, "BOOL";
+    }
 }
 
-#[derive(Debug, Default, Serialize, Deserialize, PartialEq)]
+/// A word.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Policy {
+pub enum Policy {
+    /// The default.
     #[default]
     RoundRobin,
+    /// Another one.
     LoadBalance,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            listen: "127.0.0.1:0".into(),
-            threads: 1,
-            model: None,
-            limit: None,
-            grace_s: 1.0,
-            policy: Policy::default(),
-            names: Vec::new(),
-            is_on: false,
-        }
-    }
 }
 
 /// Parts: the file, and lines of variables.
@@ -86,8 +81,7 @@ pub(super) fn load(input: &[u8]) {
     FOLDER.with(|folder| {
         let file = folder.get_or_init(super::folder).path().join("baton.toml");
         std::fs::write(&file, toml).expect("the file can be written");
-        let no_flags = BTreeMap::<String, u8>::new();
-        match baton_runtime::settings::load::<Settings>(Some(&file), variables.into_iter(), &no_flags) {
+        match baton_runtime::settings::load::<Settings>(Some(&file), variables.into_iter(), []) {
             Ok(loaded) => drop(loaded.print()),
             Err(error) => drop(error.to_string()),
         }
