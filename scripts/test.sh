@@ -22,11 +22,11 @@ without() { # FILTER REASON: the tests that match cannot run here
   needs+=("$1")
   not_run+=("$2")
 }
-[[ -n ${BATON_TEST_LONG-} ]] || without 'test(=estimates::the_time_to_first_token_is_predicted)' "takes ten minutes: make test-long"
-[[ -n ${BATON_TEST_LONG-} ]] || without 'test(=whatever_goes_wrong_each_request_ends_once_a_thousand_times)' "takes four minutes: make test-long"
+[[ -n ${BATON_TEST_LONG-} ]] || without 'test(=estimates::predicted_ttft_is_near_measured_ttft)' "takes ten minutes: make test-long"
+[[ -n ${BATON_TEST_LONG-} ]] || without 'test(=every_request_ends_once_under_random_faults_a_thousand_times)' "takes four minutes: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=two_leaders_never_place_in_one_term_a_thousand_times)' "takes half a minute: make test-long"
-[[ -n ${BATON_TEST_LONG-} ]] || without 'test(=structured_output::two_hundred_schemas_are_held_to)' "takes four minutes: make test-long"
-[[ -n ${BATON_TEST_LONG-} ]] || without 'test(=chaos::ten_minutes_of_a_models_nodes_with_all_faults)' "takes ten minutes: make test-long"
+[[ -n ${BATON_TEST_LONG-} ]] || without 'test(=structured_output::generated_json_conforms_to_two_hundred_schemas)' "takes four minutes: make test-long"
+[[ -n ${BATON_TEST_LONG-} ]] || without 'test(=chaos::ten_minutes_of_all_faults_on_model_nodes_change_no_answer)' "takes ten minutes: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=limits::ten_thousand_idle_streams_take_little_memory)' "takes a minute and 20,000 descriptors: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(/^(frontends|pauses)::/)' "figures of several conductors, which take seven minutes: make test-long"
 if [[ -z ${BATON_FIXTURES-} ]]; then
@@ -34,13 +34,13 @@ if [[ -z ${BATON_FIXTURES-} ]]; then
 elif [[ -z ${BATON_TEST_LONG-} ]]; then
   without 'binary(=real_traces)' "takes four minutes; the same claims run on small traces: make test-long"
 fi
-[[ $(id -u) == 0 ]] || without 'test(=ssd_tier::a_full_disk_costs_cache_and_nothing_else)' "needs root, to mount a small file system"
+[[ $(id -u) == 0 ]] || without 'test(=ssd_tier::full_ssd_costs_cache_hits_and_fails_no_request)' "needs root, to mount a small file system"
 unshare -n ip link add x type veth peer name y 2>/dev/null ||
   without 'test(/^chaos::(nodes_are_cut_off|etcd_conductors_are_cut_off|ten_minutes)/)' "needs root and iproute2, to make network namespaces"
 command -v etcd >/dev/null || install_packages "test: etcd, for several conductors" etcd-server ||
   without 'test(/(^|::)etcd_/)' "needs etcd: Debian's etcd-server"
 command -v openssl >/dev/null || without 'test(/^etcd::etcd_(with_tls|that_takes)/)' "needs openssl, to make certificates"
-rolling='test(=rolling::etcd_conductors_then_nodes_are_replaced_by_the_next_version_without_a_failure)'
+rolling='test(=rolling::etcd_rolling_upgrade_of_conductors_and_nodes_fails_no_request)'
 if [[ -n ${BATON_TEST_LONG-} ]]; then
   previous=$(scripts/previous-bin.sh) && status=0 || status=$?
   [[ $status == 0 || $status == 77 ]] || exit 1
@@ -49,9 +49,9 @@ if [[ -n ${BATON_TEST_LONG-} ]]; then
 else
   without "$rolling" "needs the binaries of the commit before: make test-long"
 fi
-unshare -rm mount -t tmpfs none /tmp 2>/dev/null || without 'binary(store) and test(/^full_disk::(a_full_disk|room_that)/)' "needs to mount a file system: unshare -rm"
-[[ $(id -u) != 0 ]] || without 'test(=folders::a_folder_without_write_permission_is_named)' "needs a user who may not write everywhere: not root"
-[[ -s /proc/net/if_inet6 ]] || without 'test(=tests::round_trip::ipv6_is_as_good)' "needs IPv6 on loopback"
+unshare -rm mount -t tmpfs none /tmp 2>/dev/null || without 'binary(store) and test(/^full_disk::(full_disk_|freed_disk)/)' "needs to mount a file system: unshare -rm"
+[[ $(id -u) != 0 ]] || without 'test(=folders::store_folder_without_write_permission_is_named_in_error)' "needs a user who may not write everywhere: not root"
+[[ -s /proc/net/if_inet6 ]] || without 'test(=tests::round_trip::batches_are_written_and_read_over_ipv6)' "needs IPv6 on loopback"
 python3 -c 'import ensurepip, venv' 2>/dev/null || install_packages "test: Python's venv, for the official clients" python3-venv || true
 clients=$(scripts/python-clients.sh) && status=0 || status=$?
 # CI must have them.
@@ -59,7 +59,7 @@ clients=$(scripts/python-clients.sh) && status=0 || status=$?
 if [[ $status == 0 ]]; then
   export BATON_PYTHON=$clients
 else
-  without '(test(/^official_clients::/) or test(=docs::the_grpc_pages_snippets_run))' "the official clients cannot be had (the reason is above)"
+  without '(test(/^official_clients::/) or test(=docs::grpc_page_snippets_run))' "the official clients cannot be had (the reason is above)"
 fi
 filter='not test(/(^|::)other_process$/)'
 for need in "${needs[@]}"; do filter+=" and not $need"; done

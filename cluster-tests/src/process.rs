@@ -224,13 +224,13 @@ pub fn signal(pid: u32, name: &str) {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn time_is_that_of_user_and_system() {
+    fn cpu_time_is_the_sum_of_user_and_system() {
         let stat = "12 (a b) c) S 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 0";
         assert_eq!(super::cpu_ticks(stat), Some(300));
     }
 
     #[test]
-    fn memory_of_other_nodes_is_not_counted() {
+    fn resident_bytes_exclude_kv_arenas_of_other_nodes() {
         let smaps = "00400000-00500000 r-xp 00000000 08:01 7   /usr/bin/x y\nSize: 1024 kB\nRss:  8 kB\nPss: 8 kB\nVmFlags: rd ex\n\
                      7f00-7f10 rw-s 00000000 00:01 5   /memfd:baton-kv (deleted)\nRss: 100 kB\n\
                      7f20-7f30 r--s 00000000 00:01 6   /memfd:baton-kv (deleted)\nRss: 1000 kB\n\

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grammar_is_for_what_has_to_be_held_to() {
+    fn grammar_is_built_only_for_strict_or_required_tools() {
         let of = |strict: bool, choice: Option<v1::ToolChoice>| {
             let mut tools = [weather()];
             tools[0]["function"]["strict"] = strict.into();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_tools_and_structured_output_are_named() {
         let new = |tools: &mut [Value], choice| with_tools(tools, choice, &[]).unwrap_err().to_string();
         assert!(new(&mut [json!({"name": "f"})], None).starts_with("tools: number 0: expected"));
         assert!(
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn allowed_tools_alone_are_called_and_the_template_sees_all() {
+    fn allowed_tools_restrict_calls_but_not_the_template() {
         let of = |choice, allowed: &[&str]| {
             let mut tools = ["weather", "clock"].map(|name| json!({"function": {"name": name}}));
             let form = with_tools(&mut tools, choice, allowed);

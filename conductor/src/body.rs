@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pieces_are_joined_and_reserved() {
+    async fn body_chunks_are_joined_and_reserved_in_budget() {
         let budget = Budget::new(100);
         for (given, whole) in [(pieces(&[]), ""), (pieces(&["ab"]), "ab"), (pieces(&["ab", "c", "de"]), "abcde")] {
             let (bytes, mut reservation) = read(given, limits(10), &budget).await.unwrap();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_too_large_or_has_no_room_is_refused() {
+    async fn body_over_its_limit_or_the_budget_is_refused() {
         let budget = Budget::new(8);
         let error = async |body, max| read(body, limits(max), &budget).await.map(drop).unwrap_err();
         assert_eq!(error(pieces(&["abc", "def"]), 5).await, BodyError::TooLarge(5));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_does_not_come_ends() {
+    async fn stalled_or_slow_body_times_out() {
         let (budget, limits) = (Budget::new(100), limits(100));
         let silent = Body::from_stream(tokio_stream::pending::<Result<Bytes, Infallible>>());
         assert_eq!(read(silent, limits, &budget).await.map(drop), Err(BodyError::Late(limits.progress)));

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_reserved_is_given_back() {
+    fn dropped_reservation_returns_its_bytes_to_the_budget() {
         let budget = Budget::new(100);
         let mut one = budget.reserve();
         assert_eq!((one.grow(76), one.fits(75)), (Err(Exhausted), true));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reservation_is_resized_within_what_is_left() {
+    fn reservation_is_resized_within_the_remaining_budget() {
         let budget = Budget::new(100);
         let (mut one, mut other) = (budget.reserve(), budget.reserve());
         assert_eq!((one.resize(50), other.resize(36), other.resize(37)), (Ok(()), Ok(()), Err(Exhausted)));
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_body_fits_beside_large_ones_that_all_grow() {
+    fn small_body_fits_in_budget_beside_large_growing_ones() {
         let budget = Budget::new(256 << 20);
         let mut large: Vec<_> = (0..16).map(|_| budget.reserve()).collect();
         loop {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_too_large_does_not_wrap() {
+    fn reservation_of_too_many_bytes_does_not_overflow() {
         let mut one = Budget::new(100).reserve();
         one.grow(1).unwrap();
         assert_eq!((one.grow(usize::MAX), one.fits(usize::MAX)), (Err(Exhausted), false));

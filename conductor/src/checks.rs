@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn prompts_do_not_wait_for_grammars_nor_grammars_for_prompts() {
+    async fn tokenizing_and_grammar_compiling_do_not_block_each_other() {
         let model = Arc::new(model());
         let checks = Checks { tokenizing: Arc::new(Semaphore::new(1)), compiling: Arc::new(Semaphore::new(1)) };
         let (limits, shutdown) = (Limits { context_length: 5000, ..LIMITS }, Shutdown::new());

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_write_waits_for_those_who_are_ready_and_no_longer() {
+    async fn coalesced_write_waits_only_for_tasks_that_are_ready() {
         let (inner, mut peer) = tokio::io::duplex(64);
         let writes = Arc::new(AtomicUsize::new(0));
         let counted = Counted { inner, writes: Arc::clone(&writes) };

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn origins_have_a_scheme_and_no_path() {
+    fn cors_origin_needs_a_scheme_and_no_path() {
         let layer = |origins: &[&str]| layer(&origins.iter().map(ToString::to_string).collect::<Vec<_>>());
         assert!(layer(&[]).unwrap().is_none());
         let exposed = format!("{:?}", layer(&["*"]).unwrap());

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queued_request_is_one_decision_and_then_its_placement() {
+    fn decision_log_merges_repeated_refusals_of_queued_request() {
         let records = DecisionLog::default();
         let open = records.open(RequestId(1), "".into(), 10, 20);
         (0..9).for_each(|n| open.decided(Attempt(0), ms(n), refused("full"), Grounds::NoLeader));
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_digits_of_an_id_find_its_record_where_no_other_begins_so() {
+    fn decision_log_finds_request_by_unique_beginning_of_its_id() {
         let records = DecisionLog::default();
         let ids =
             ["aaaaaa1", "aaaaaa2", "bbbbbb1"].map(|digits| RequestId(u128::from_str_radix(digits, 16).unwrap() << 100));
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_end_counts() {
+    fn decision_log_keeps_the_first_end_of_a_request() {
         let records = DecisionLog::default();
         let open = records.open(RequestId(1), "".into(), 10, 20);
         let (timeline, usage) = (Timeline::default(), Usage::default());
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_went_on_elsewhere_says_where_and_has_no_prediction_for_there() {
+    fn decision_log_has_no_tbt_prediction_for_reselected_decode_node() {
         let records = DecisionLog::default();
         let open = records.open(RequestId(1), "".into(), 10, 20);
         let node = |name| Some(NodeId::new(name).unwrap());
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn the_prediction_is_of_the_attempt_that_gave_the_first_token() {
+    fn ttft_prediction_is_of_attempt_that_gave_the_first_token() {
         let records = DecisionLog::default();
         let open = records.open(RequestId(1), "".into(), 10, 20);
         open.decided(Attempt(0), ms(1), placed(), Grounds::NoLeader);
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn decisions_and_requests_are_bounded() {
+    fn decision_log_bounds_its_decisions_and_requests() {
         let records = DecisionLog::default();
         let open = records.open(RequestId(0), "".into(), 1, 1);
         (0..10).for_each(|n| open.decided(Attempt(n), ms(n.into()), placed(), Grounds::NoLeader));

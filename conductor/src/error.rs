@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_are_told_no_names() {
+    fn error_message_to_client_names_no_node() {
         let refused = Refused { kind: ErrorKind::Unavailable, message: "prefill-7 lost 10.0.0.7:7100".into() };
         let node = NodeId::new("prefill-7").unwrap();
         let error = GenerateError::from(RequestError::Node { node, refused });

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_before_etcd_is_asked() {
+    fn invalid_etcd_settings_are_named_before_connecting() {
         let etcd = of(&settings(&[("etcd", "http://10.0.0.9:2379")])).unwrap().unwrap();
         assert!(etcd.tls.is_none() && etcd.user.is_none());
         for (given, key, problem) in [
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_is_a_path() {
+    fn prefix_of_etcd_keys_must_be_a_path() {
         assert_eq!(prefix("/baton/blue").unwrap(), "/baton/blue");
         for wrong in ["", "/baton/", "/ba ton"] {
             assert!(prefix(wrong).unwrap_err().to_string().contains("etcd_prefix"), "{wrong}");

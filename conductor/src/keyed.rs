@@ -407,7 +407,7 @@ mod tests {
     use crate::unread::tests::message;
 
     #[test]
-    fn a_large_message_is_there_for_its_reader_and_is_not_kept_for_another_one() {
+    fn keyed_message_over_limit_reaches_its_reader_and_is_not_kept() {
         let budget = Budget::new(100 << 20);
         let mut answer = Answer::new(&budget);
         assert!(answer.push(message(1)) && !answer.push(message(MAX_BYTES)) && !answer.push(message(1)));
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn without_room_an_answer_is_told_and_not_kept() {
+    fn keyed_message_without_budget_reaches_its_reader_and_is_not_kept() {
         let budget = Budget::new(1 << 20);
         let mut other = budget.reserve();
         let mut answer = Answer::new(&budget);
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn how_long_a_client_waits_makes_no_other_request() {
+    fn keyed_request_digest_ignores_the_timeout() {
         let ask = |text: &str, timeout_ms| {
             let prompt = v1::TextPrompt { text: text.into(), parse_special: false };
             let prompt = Some(v1::generate_request::Prompt::Text(prompt));

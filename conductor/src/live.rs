@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_told_until_it_leaves() {
+    fn live_request_receives_events_until_it_is_dropped() {
         let live = LiveRequests::new(4);
         let mut entry = live.enter(RequestId(1), "".into()).unwrap();
         let key = RequestKey { request: RequestId(1), attempt: Attempt(2) };
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_requests_is_bounded() {
+    fn live_requests_over_limit_are_refused() {
         let live = LiveRequests::new(2);
         let first = live.enter(RequestId(1), "".into()).unwrap();
         let _second = live.enter(RequestId(2), "".into()).unwrap();

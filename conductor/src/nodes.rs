@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn dials_are_bounded() {
+    fn concurrent_dials_of_nodes_are_bounded() {
         let sessions = NodeSessions::default();
         let dials: Vec<_> =
             (0..MAX_DIALS).map(|n| sessions.register(info(&format!("n{n}"), 1)).unwrap().unwrap()).collect();

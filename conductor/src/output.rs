@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_string_over_several_tokens_ends_the_output_before_it() {
+    fn stop_string_over_several_tokens_ends_output_before_it() {
         let mut out = output(&["x", "cd"]);
         let pieces: Vec<_> = b"abc".iter().map(|&b| out.push(vec![token(b, None)])).collect();
         let said: String = pieces.iter().map(text).collect();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_string_counts_once_there_are_enough_tokens() {
+    fn stop_string_before_min_tokens_is_ignored() {
         let mut out = OutputText { min_tokens: 3, ..output(&["b"]) };
         let pieces: Vec<_> = b"abab".iter().map(|&b| out.push(vec![token(b, None)])).collect();
         let said: String = pieces.iter().map(text).collect();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_held_back_comes_out_at_the_end() {
+    fn withheld_beginning_of_stop_string_is_emitted_at_the_end() {
         let mut out = output(&["zz"]);
         out.push(vec![token(b'a', None)]);
         let held = out.push(vec![token(b'z', None)]);
@@ -245,14 +245,14 @@ mod tests {
     }
 
     #[test]
-    fn the_stop_token_is_no_text() {
+    fn stop_token_adds_no_text() {
         let mut out = output(&[]);
         let last = out.push(vec![token(b'a', None), token(b'b', Some(FinishReason::Stop))]);
         assert_eq!((text(&last).as_str(), last.tokens.len(), last.stopped), ("a", 2, false));
     }
 
     #[test]
-    fn reasoning_text_and_calls_are_told_apart() {
+    fn output_is_parsed_into_reasoning_text_and_tool_calls() {
         let format = OutputFormat::detect("<think></think>{{ tools }}<tool_call>", &Tokenizer::bytes());
         let parser = Some((format.parser(true, vec!["f".into()]), format.shown_tokens().to_vec()));
         let request = CheckedRequest { parser, ..request(&["STOP"]) };

@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_reach_is_told() {
+    fn ports_exposed_to_other_hosts_are_reported() {
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
         let exposed = |grpc: &str, operators: bool, nodes: bool| {
             let own = |is_set: bool| is_set.then(|| address("10.0.0.1:1"));

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_and_bias_are_told_apart() {
+    fn prediction_error_and_bias_are_separate_figures() {
         let mut prediction_errors = PredictionErrors::default();
         assert_eq!(prediction_errors.summary(Estimate::Ttft), None);
         // Off by half on either side: a large error, and no bias.
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_of_the_last_pairs() {
+    fn prediction_error_quantiles_cover_only_the_last_window() {
         let mut prediction_errors = PredictionErrors::default();
         (0..3 * WINDOW).for_each(|_| prediction_errors.observe(Estimate::Output, pair(1000.0, 1.0)));
         for n in 0..WINDOW {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_no_pair() {
+    fn unmeasured_or_invalid_prediction_is_not_counted() {
         for (predicted, measured) in [(1.0, 0.0), (f64::NAN, 1.0), (1.0, f64::INFINITY), (-1.0, 1.0), (1.0, -1.0)] {
             assert_eq!(Pair::new(predicted, measured), None);
         }

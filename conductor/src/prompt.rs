@@ -470,7 +470,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_good_request_gets_its_defaults() {
+    fn valid_request_gets_default_sampling() {
         let checked = model().tokenized(text("hello"), LIMITS, 9).unwrap().checked;
         assert!(checked.tokens.len() >= 5);
         assert_eq!(checked.sampling.seed, 9);
@@ -479,14 +479,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn log_probabilities_of_a_prompt_fit_a_message() {
+    fn prompt_logprobs_beyond_message_size_are_refused() {
         assert!(check_prompt_logprobs(1 << 20, Some(0)).is_ok() && check_prompt_logprobs(1 << 30, None).is_ok());
         let refused = check_prompt_logprobs(131_072, Some(20)).unwrap_err();
         assert!(refused.to_string().starts_with("prompt_logprobs: 20 beside each of 131072"), "{refused}");
     }
 
     #[test]
-    fn bad_input_names_its_field() {
+    fn invalid_request_is_refused_by_field() {
         let sampling = |change: fn(&mut v1::SamplingParameters)| {
             let mut parameters = v1::SamplingParameters::default();
             change(&mut parameters);

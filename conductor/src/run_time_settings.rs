@@ -300,14 +300,14 @@ mod tests {
     }
 
     #[test]
-    fn what_may_change_is_a_setting() {
+    fn run_time_setting_keys_exist_and_are_sorted() {
         let all = serde_json::to_value(Settings::default()).unwrap();
         assert!(AT_RUN_TIME.iter().all(|key| all.get(key).is_some()));
         assert!(AT_RUN_TIME.is_sorted());
     }
 
     #[test]
-    fn each_version_is_made_of_the_one_before() {
+    fn settings_version_builds_on_the_one_before() {
         let first = next(&SharedSettings::default(), "ttft_slo_ms", "500").unwrap();
         let second = next(&first, "placement", "cache-aware").unwrap();
         let third = next(&second, "ttft_slo_ms", "").unwrap();
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_refused_with_key_value_and_form() {
+    fn invalid_run_time_setting_is_refused_with_key_and_value() {
         let none = SharedSettings::default();
         for (key, value, told) in [
             ("ttft_slo_ms", "soon", "ttft_slo_ms: 'soon', but must be milliseconds, or off"),

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_an_earlier_start_does_not_touch_a_later_ones_report() {
+    fn transfer_report_survives_end_of_earlier_generation() {
         let (transfers, node) = (Transfers::default(), NodeId::new("n").unwrap());
         assert_eq!(transfers.of(&node), None);
         transfers.keep(&node, Generation(1), TransferReport::default());

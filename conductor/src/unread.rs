@@ -188,7 +188,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_read_is_kept_in_order_and_within_bounds() {
+    async fn unread_messages_are_queued_in_order_and_within_budget() {
         let (clock, second) = (ManualClock::default(), Duration::from_secs(1));
         let now = clock.now();
         let budget = Budget::new(200 << 10);
@@ -231,7 +231,7 @@ pub(crate) mod tests {
     /// Answers of one request share a channel. Each that waits has its turn, and none takes a place
     /// only to give it back.
     #[tokio::test]
-    async fn answers_that_share_a_client_all_get_on() {
+    async fn answers_sharing_one_channel_all_make_progress() {
         let clock = ManualClock::default();
         let now = clock.now();
         let budget = Budget::new(100 << 20);
@@ -254,7 +254,7 @@ pub(crate) mod tests {
 
     /// What others left unread ends no answer that is behind for a moment.
     #[test]
-    fn a_moment_is_kept_whatever_others_leave() {
+    fn small_unread_queue_needs_no_shared_budget() {
         let now = Instant::now();
         let budget = Budget::new(1 << 10);
         let (out, _read) = mpsc::channel(1);

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn goodput_is_of_the_last_minute_and_bounded() {
+    fn goodput_window_is_the_last_minute_and_bounded() {
         let start = Instant::now();
         let mut goodput = Goodput::new(start);
         for tenth in 0..10_000_u32 {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_request_is_no_refusal() {
+    fn invalid_request_is_not_counted_as_admission_refusal() {
         let now = Instant::now();
         let mut window_stats = AdmissionStats::default();
         window_stats.on_admission(now, &Ok(()));

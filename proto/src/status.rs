@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_holds_every_kind_once_and_codes_lead_back() {
+    fn status_code_maps_back_to_its_error_kind() {
         for (kind, code, http) in TABLE {
             assert_eq!(status(kind, "m", None).code(), code);
             assert_eq!(kind_of_status(&status(kind, "m", None)), kind);

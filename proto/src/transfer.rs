@@ -122,7 +122,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reports_round_trip(paths in prop::collection::vec((0u64..1 << 60, prop::option::of(0.0f64..1e12)), 0..64)) {
+        fn transfer_reports_round_trip(paths in prop::collection::vec((0u64..1 << 60, prop::option::of(0.0f64..1e12)), 0..64)) {
             let paths = paths.into_iter().map(|(index, rate)| path(index, rate)).collect();
             let report = d::TransferReport { addresses: vec![address()], paths };
             prop_assert_eq!(d::TransferReport::try_from(w::TransferReport::from(&report)).unwrap(), report);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_may_claim_is_bounded() {
+    fn transfer_report_of_node_is_bounded() {
         let many = d::TransferReport { addresses: vec![address(); 100], paths: vec![path(1, None); 100] };
         let taken = d::TransferReport::try_from(w::TransferReport::from(&many)).unwrap();
         assert_eq!((taken.addresses.len(), taken.paths.len()), (MAX_ADDRESSES, d::TransferReport::MAX_PATHS));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_by_field() {
+    fn invalid_transfer_report_is_refused_by_field() {
         let refused = |change: fn(&mut w::TransferPath)| {
             let mut path = w::TransferPath::from(&path(1, None));
             change(&mut path);

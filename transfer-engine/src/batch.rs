@@ -275,7 +275,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn joining_and_cutting_move_the_same_bytes(spans in disjoint_spans(), max_bytes in 1u64..20, max_spans in 1usize..5) {
+        fn joined_and_split_spans_move_the_same_bytes(spans in disjoint_spans(), max_bytes in 1u64..20, max_spans in 1usize..5) {
             let joined = normalize(Op::Write, spans.clone(), 1000, 1000).unwrap();
             prop_assert_eq!(bytes(&joined), bytes(&spans));
             let touching = |w: &[SpanPair]| {
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_outside_or_on_top_of_each_other_are_refused() {
+    fn spans_outside_the_segment_or_overlapping_are_refused() {
         let error = |spans: &[SpanPair]| normalize(Op::Write, spans.to_vec(), 100, 50).unwrap_err().to_string();
         assert_eq!(error(&[span(99, 0, 2)]), "local span: 2 bytes at 99 of a segment of 100 bytes");
         assert_eq!(error(&[span(0, 49, 2)]), "remote span: 2 bytes at 49 of a segment of 50 bytes");
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_batch_whose_task_is_gone_resolves() {
+    async fn batch_whose_task_is_gone_resolves_as_closed() {
         let (sender, result) = oneshot::channel();
         drop(sender);
         assert_eq!(Batch::new(result, Arc::default()).await, Err(TransferError::Closed));

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_out_of_range_are_named() {
+    fn transfer_setting_out_of_range_names_the_field() {
         config("127.0.0.1:0").validate().unwrap();
         let zero = TransferConfig { lanes_per_peer: 0, ..config("127.0.0.1:0") }.validate().unwrap_err();
         assert!(matches!(zero, TransferError::Config { field: "lanes_per_peer", .. }), "{zero}");
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_advertised_address_has_the_bound_port() {
+    fn advertised_address_has_the_bound_port() {
         let bound = "0.0.0.0:7".parse().unwrap();
         let mut config = config("0.0.0.0:0");
         for (host, address) in [("10.0.0.1", "10.0.0.1:7"), ("kv.example", "kv.example:7"), ("fe80::1", "[fe80::1]:7")]

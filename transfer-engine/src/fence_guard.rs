@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_closed_guard_waits_for_passes_out() {
+    async fn closed_fence_guard_waits_for_passes_that_are_out() {
         let fence = FenceGuard::default();
         let (first, second) = (fence.enter().unwrap(), fence.enter().unwrap());
         assert!(fence.close() && !fence.close());
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_runs_what_is_to_run_once() {
+    fn closing_a_fence_guard_runs_its_callbacks_once() {
         let (fence, ran) = (FenceGuard::default(), Arc::new(AtomicUsize::new(0)));
         let count = || {
             let ran = Arc::clone(&ran);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn no_pass_is_out_once_it_is_drained() {
+    async fn drained_fence_guard_has_no_pass_out() {
         for _ in 0..200 {
             let fence = Arc::new(FenceGuard::default());
             let inside = Arc::new(AtomicUsize::new(0));

@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bandwidth_counts_the_time_in_which_bytes_are_on_their_way() {
+    fn path_bandwidth_counts_only_time_with_bytes_in_flight() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let mut state = State { in_flight: 1, since: Some(at(0)), ..State::default() };

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn bulk_goes_one_by_one_and_only_while_nothing_is_urgent() {
+    async fn bulk_parts_go_one_by_one_and_only_while_nothing_is_urgent() {
         let (priorities, soon) = (Arc::new(Priorities::default()), Duration::from_millis(5));
         let first = priorities.bulk().await.unwrap();
         assert!(tokio::time::timeout(soon, priorities.bulk()).await.is_err(), "one part at a time");

@@ -237,13 +237,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn descriptors_round_trip(id: u32, generation: u64, length: u64, address in "[a-z0-9.:]{0,40}") {
+        fn segment_descriptor_round_trips(id: u32, generation: u64, length: u64, address in "[a-z0-9.:]{0,40}") {
             let descriptor = descriptor(id, generation, length, address);
             prop_assert_eq!(SegmentDescriptor::decode(&descriptor.encode()).unwrap(), descriptor);
         }
 
         #[test]
-        fn nonsense_is_refused_without_a_panic(bytes: Vec<u8>, cut in 0usize..60) {
+        fn invalid_segment_descriptor_is_refused_without_a_panic(bytes: Vec<u8>, cut in 0usize..60) {
             let _ = SegmentDescriptor::decode(&bytes);
             let encoded = descriptor(1, 2, 3, "10.0.0.1:77".into()).encode();
             prop_assert!(SegmentDescriptor::decode(&encoded[..cut.min(encoded.len() - 1)]).is_err());
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transport_of_a_later_version_is_left_out() {
+    fn unknown_transport_in_segment_descriptor_is_left_out() {
         let mut bytes = descriptor(1, 2, 3, "a:1".into()).encode();
         let position = bytes.iter().position(|&b| b == TransportKind::Fake.code()).unwrap();
         bytes[position] = 77;
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn another_format_and_huge_input_are_refused() {
+    fn segment_descriptor_of_other_format_or_huge_size_is_refused() {
         let mut bytes = descriptor(1, 2, 3, "a:1".into()).encode();
         bytes[0] = 9;
         assert!(SegmentDescriptor::decode(&bytes).unwrap_err().to_string().contains("format 9"));

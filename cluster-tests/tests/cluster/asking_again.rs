@@ -29,7 +29,7 @@ async fn tokens(stream: &mut Streaming<v1::GenerateResponse>, most: usize) -> an
 }
 
 #[tokio::test]
-async fn a_request_that_is_asked_for_again_is_served_once() -> anyhow::Result<()> {
+async fn request_with_repeated_idempotency_key_is_served_once() -> anyhow::Result<()> {
     let cluster = Cluster::mock().node_flags(&["--mock-base-us", "10000"]).start().await?;
     let ask = keyed(Ask::text("once upon a time").max_tokens(100).ignore_eos());
     let mut first = cluster.inference().generate(ask.clone()).await?.into_inner();
@@ -50,7 +50,7 @@ async fn a_request_that_is_asked_for_again_is_served_once() -> anyhow::Result<()
 /// Nothing is drawn anew: the seed follows from the key.
 #[tokio::test]
 #[ignore = "needs BATON_MODEL and etcd"]
-async fn etcd_a_stream_whose_conductor_dies_is_asked_for_at_another_one() -> anyhow::Result<()> {
+async fn etcd_keyed_stream_gets_same_tokens_from_another_conductor() -> anyhow::Result<()> {
     let (etcd, folder, path) = (Etcd::start()?, tempfile::tempdir()?, model());
     let engine = ["--model", path.to_str().context("the model's path")?];
     let first = conductor(&etcd, &engine, folder.path(), "first").await?;

@@ -49,7 +49,7 @@ fn write(folder: &TempDir, name: &str, bytes: &[u8]) -> String {
 }
 
 #[tokio::test]
-async fn bad_requests_name_their_field_and_the_cluster_goes_on() -> anyhow::Result<()> {
+async fn invalid_requests_are_refused_by_field_and_cluster_still_serves() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     let files = tempfile::tempdir()?;
     let huge = write(&files, "huge", &vec![b'a'; 20 << 20]);
@@ -98,7 +98,7 @@ async fn cannot_start(name: &str, arguments: &[&str], names: &str) -> anyhow::Re
 }
 
 #[tokio::test]
-async fn bad_settings_are_named_with_their_source() -> anyhow::Result<()> {
+async fn invalid_settings_stop_the_start_and_are_named() -> anyhow::Result<()> {
     let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?.to_string();
     let files = tempfile::tempdir()?;

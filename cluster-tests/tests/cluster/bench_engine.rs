@@ -19,7 +19,7 @@ const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/engine/tes
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn the_engine_is_measured() -> anyhow::Result<()> {
+async fn bench_engine_reports_every_figure() -> anyhow::Result<()> {
     let model = model();
     let arguments = ["engine", "--model", model.to_str().unwrap(), "--threads", "1", "--rounds", "1", "--json"];
     let report = bench_report(&arguments).await?;
@@ -32,7 +32,7 @@ async fn the_engine_is_measured() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn what_cannot_be_measured_is_named() -> anyhow::Result<()> {
+async fn bench_engine_names_the_invalid_flag() -> anyhow::Result<()> {
     for (arguments, named) in [
         (["engine", "--model", "/no/such/model", "--threads", "1"], "--model"),
         (["engine", "--model", FIXTURE, "--threads", "0"], "threads"),
@@ -46,7 +46,7 @@ async fn what_cannot_be_measured_is_named() -> anyhow::Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn a_text_is_scored() -> anyhow::Result<()> {
+async fn score_reports_nll_and_perplexity_of_text() -> anyhow::Result<()> {
     let model = model();
     let text = tempfile::NamedTempFile::new()?;
     std::fs::write(text.path(), "The quick brown fox jumps over the lazy dog. The dog sleeps on.")?;

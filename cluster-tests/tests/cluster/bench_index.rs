@@ -21,7 +21,7 @@ fn number(figures: &Value, path: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn a_trace_gives_a_table_for_each_number_of_nodes() -> anyhow::Result<()> {
+async fn bench_index_reports_a_table_for_each_number_of_nodes() -> anyhow::Result<()> {
     let options = ["--trace", TRACE, "--nodes", "3,40", "--capacity", "200", "--rounds", "2"];
     let figures = report(&[&options[..], &["--json"]].concat()).await?;
     assert_eq!((&figures["trace"], &figures["rounds"]), (&"small.jsonl".into(), &2.into()));
@@ -49,7 +49,7 @@ async fn a_trace_gives_a_table_for_each_number_of_nodes() -> anyhow::Result<()> 
 }
 
 #[tokio::test]
-async fn at_size_lookups_go_on_during_events() -> anyhow::Result<()> {
+async fn bench_index_large_measures_lookups_during_events() -> anyhow::Result<()> {
     let figures = report(&["--large", "--entries", "100000", "--seconds", "1", "--json"]).await?;
     assert!((90_000.0..110_000.0).contains(&number(&figures, "/entries")), "{figures}");
     for part in ["/alone", "/beside_events"] {
@@ -62,7 +62,7 @@ async fn at_size_lookups_go_on_during_events() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_named() -> anyhow::Result<()> {
+async fn bench_index_names_the_invalid_flag() -> anyhow::Result<()> {
     for (arguments, named) in [
         (&["--trace", "/nowhere/t"][..], "baton: --trace: /nowhere/t: "),
         (&["--trace", "/dev/null"], "baton: --trace: /dev/null: no prompt has a full block"),

@@ -66,7 +66,7 @@ fn read_request(stream: &mut TcpStream) -> std::io::Result<String> {
 }
 
 #[tokio::test]
-async fn every_request_to_a_cluster_ends_once_over_both_protocols() -> anyhow::Result<()> {
+async fn bench_serve_counts_every_request_once_over_http_and_grpc() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     let (http, grpc) = (cluster.conductor.ready.http.clone().unwrap(), cluster.conductor.ready.grpc.clone());
     let options = "--rate 100 --requests 60 --prompt-chars 50:3,400 --shared-prefix-chars 200 --prefixes 2 --max-tokens 12 --ttft-limit 30s --tbt-limit 30s";
@@ -100,7 +100,7 @@ async fn every_request_to_a_cluster_ends_once_over_both_protocols() -> anyhow::R
 }
 
 #[tokio::test]
-async fn limits_make_requests_late_and_a_trace_is_played() -> anyhow::Result<()> {
+async fn bench_serve_counts_late_requests_and_plays_a_trace() -> anyhow::Result<()> {
     let cluster = Cluster::mock().node_flags(&["--mock-base-us", "5000"]).start().await?;
     let url = format!("grpc://{}", cluster.conductor.ready.grpc);
     let found = report(&url, "--rate 50 --requests 20 --max-tokens 5 --tbt-limit 1ms").await?;
@@ -123,7 +123,7 @@ async fn limits_make_requests_late_and_a_trace_is_played() -> anyhow::Result<()>
 }
 
 #[tokio::test]
-async fn a_server_that_refuses_is_counted_by_its_status() -> anyhow::Result<()> {
+async fn bench_serve_counts_refusals_by_http_status() -> anyhow::Result<()> {
     for (status, expected) in [("429 Too Many Requests", [0, 0, 25, 0, 0, 0, 0]), ("503 Gone", [0, 0, 0, 25, 0, 0, 0])]
     {
         let url = server(move |mut stream| {
@@ -152,7 +152,7 @@ async fn a_server_that_refuses_is_counted_by_its_status() -> anyhow::Result<()> 
 /// As vLLM and llama-server stream: comments, several tokens in a chunk, a chunk without text,
 /// usage at the end; in pieces that end anywhere.
 #[tokio::test]
-async fn other_servers_streams_are_read() -> anyhow::Result<()> {
+async fn bench_serve_reads_streams_of_other_servers() -> anyhow::Result<()> {
     let url = server(|mut stream| {
         let asked = read_request(&mut stream)?;
         assert!(asked.contains("\"stream_options\":{\"include_usage\":true}") && asked.contains("\"ignore_eos\":true"));
@@ -190,7 +190,7 @@ async fn other_servers_streams_are_read() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn what_breaks_or_hangs_has_failed_and_what_is_too_much_is_not_sent() -> anyhow::Result<()> {
+async fn bench_serve_fails_broken_streams_and_bounds_requests_in_flight() -> anyhow::Result<()> {
     let breaks = server(|mut stream| {
         read_request(&mut stream)?;
         write!(stream, "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\ndata: {{\"choices\": [{{\"text\": \"a\"}}]}}\n\n")
@@ -214,7 +214,7 @@ async fn what_breaks_or_hangs_has_failed_and_what_is_too_much_is_not_sent() -> a
 }
 
 #[tokio::test]
-async fn a_person_gets_a_table_and_an_error_names_what_is_wrong() -> anyhow::Result<()> {
+async fn bench_serve_prints_a_table_or_names_the_invalid_flag() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     let url = format!("http://{}", cluster.conductor.ready.http.clone().unwrap());
     let options = "--rate 100 --requests 20 --max-tokens 8 --ttft-limit 30s --tbt-limit 30s";

@@ -42,7 +42,7 @@ fn adds_up(report: &Value, transport: &str, batch_bytes: u64) {
 }
 
 #[tokio::test]
-async fn every_byte_arrives_by_the_engine_and_by_the_baselines() -> anyhow::Result<()> {
+async fn bench_transfer_verifies_writes_by_engine_and_baselines() -> anyhow::Result<()> {
     let tcp = report(&[&["--transport", "tcp", "--verify", "--json"][..], &BLOCKS].concat()).await?;
     adds_up(&tcp, "tcp", 12 * 1024 * 100);
     assert!(tcp["target_cpu_s"].as_f64().unwrap() > 0.0, "{tcp}");
@@ -56,7 +56,7 @@ async fn every_byte_arrives_by_the_engine_and_by_the_baselines() -> anyhow::Resu
 }
 
 #[tokio::test]
-async fn every_byte_is_read() -> anyhow::Result<()> {
+async fn bench_transfer_verifies_reads() -> anyhow::Result<()> {
     for transport in ["tcp", "shm"] {
         let line = ["--transport", transport, "--op", "read", "--verify", "--json"];
         let read = report(&[&line[..], &BLOCKS].concat()).await?;
@@ -67,7 +67,7 @@ async fn every_byte_is_read() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn two_ends_started_apart_find_each_other() -> anyhow::Result<()> {
+async fn bench_transfer_runs_between_two_processes() -> anyhow::Result<()> {
     let mut target = bench(&["--listen", "127.0.0.1:0"])?.stdout(Stdio::piped()).spawn()?;
     let mut line = String::new();
     BufReader::new(target.stdout.take().unwrap()).read_line(&mut line).await?;
@@ -80,7 +80,7 @@ async fn two_ends_started_apart_find_each_other() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn what_cannot_be_run_says_which_flag() -> anyhow::Result<()> {
+async fn bench_transfer_names_the_invalid_flag() -> anyhow::Result<()> {
     for (arguments, flag, status) in [
         (&["--spans", "257"][..], "--spans", 2),
         (&["--op", "sideways"], "--op", 2),
@@ -120,7 +120,7 @@ async fn interrupt(bench: &mut Child, signal: &str) -> anyhow::Result<std::proce
 }
 
 #[tokio::test]
-async fn an_interrupt_or_a_crash_of_one_end_ends_both() -> anyhow::Result<()> {
+async fn bench_transfer_target_ends_when_its_initiator_does() -> anyhow::Result<()> {
     for (signal, code, carrier) in [("INT", Some(130), "--transport=tcp"), ("KILL", None, "--baseline=copy-loop")] {
         let mut bench =
             bench(&[carrier, "--working-set", "64MiB", "--seconds", "60"])?.stderr(Stdio::null()).spawn()?;

@@ -28,7 +28,7 @@ fn count(report: &Value, key: &str) -> usize {
 }
 
 #[tokio::test]
-async fn nodes_die_stop_and_leave_and_streams_go_on() -> anyhow::Result<()> {
+async fn streams_continue_though_nodes_die_stop_and_leave() -> anyhow::Result<()> {
     let report = chaos(&["--engine", "mock"], &["--duration", "15", "--every", "1"]).await?;
     assert!(report["requests"].as_u64() > Some(100), "{report}");
     assert_eq!((count(&report, "different"), &report["left"]), (0, &Value::Null));
@@ -40,7 +40,7 @@ async fn nodes_die_stop_and_leave_and_streams_go_on() -> anyhow::Result<()> {
 
 #[tokio::test]
 #[ignore = "needs etcd"]
-async fn etcd_conductors_and_nodes_die_and_answers_are_those_of_peace() -> anyhow::Result<()> {
+async fn etcd_death_of_conductors_and_nodes_changes_no_answer() -> anyhow::Result<()> {
     // Most of the time, a stream goes through each conductor.
     let slow = "--decode-arg=--mock-base-us=5000";
     let cluster = ["--engine", "mock", "--conductors", "3", "--etcd", "spawn", slow];
@@ -69,7 +69,7 @@ async fn etcd_conductors_are_cut_off_and_others_serve() -> anyhow::Result<()> {
 
 #[tokio::test]
 #[ignore = "needs root, to make network namespaces"]
-async fn nodes_are_cut_off_and_slow_and_streams_go_on() -> anyhow::Result<()> {
+async fn nodes_are_cut_off_or_slow_and_streams_continue() -> anyhow::Result<()> {
     let cluster = ["--engine", "mock", "--namespaces"];
     for (fault, duration) in [("cut", "20"), ("slow", "8")] {
         let faults = ["--faults", fault, "--longest", "5", "--duration", duration, "--every", "2"];
@@ -85,7 +85,7 @@ async fn nodes_are_cut_off_and_slow_and_streams_go_on() -> anyhow::Result<()> {
 
 #[tokio::test]
 #[ignore = "takes ten minutes, and root: make test-long"]
-async fn ten_minutes_of_a_models_nodes_with_all_faults() -> anyhow::Result<()> {
+async fn ten_minutes_of_all_faults_on_model_nodes_change_no_answer() -> anyhow::Result<()> {
     let model = model();
     let cluster = ["--model", &model.display().to_string(), "--namespaces"];
     let report = chaos(&cluster, &["--duration", "600", "--faults", "kill,stop,drain,term,cut,slow"]).await?;

@@ -51,7 +51,7 @@ async fn preemptions(cluster: &Cluster) -> anyhow::Result<u64> {
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn with_memory_for_half_of_the_sequences_all_end_with_their_own_tokens() -> anyhow::Result<()> {
+async fn preempted_sequences_end_with_same_tokens() -> anyhow::Result<()> {
     let model = model();
     let half = (BLOCKS * SEQUENCES / 2).to_string();
     let mut alone = Vec::new();

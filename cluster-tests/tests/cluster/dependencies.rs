@@ -85,7 +85,7 @@ fn layer(name: &str) -> Option<u8> {
 }
 
 #[test]
-fn arrows_point_down_only() {
+fn crates_depend_only_on_lower_layers() {
     for (name, dependencies) in dependencies() {
         let own = layer(&name).unwrap_or_else(|| panic!("{name} has no layer"));
         for dependency in dependencies.iter().filter(|d| d.starts_with("baton-")) {
@@ -96,7 +96,7 @@ fn arrows_point_down_only() {
 }
 
 #[test]
-fn what_must_never_be_reached_is_not_reached() {
+fn forbidden_crate_dependencies_are_not_reached() {
     let all = dependencies();
     for (from, never) in NEVER {
         let mut reached = vec![from.to_string()];

@@ -104,36 +104,36 @@ fn run(document: &str) {
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL, and ports 7070 and 8080"]
-fn the_readmes_snippets_run() {
+fn readme_snippets_run() {
     run("README.md");
 }
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn the_architectures_snippets_run() {
+fn architecture_snippets_run() {
     run("ARCHITECTURE.md");
 }
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn contributings_snippets_run() {
+fn contributing_snippets_run() {
     run("CONTRIBUTING.md");
 }
 
 #[test]
 #[ignore = "needs the official clients: scripts/python-clients.sh, a model: BATON_MODEL, and ports 7070 and 8080"]
-fn the_grpc_pages_snippets_run() {
+fn grpc_page_snippets_run() {
     run("docs/grpc.md");
 }
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL, and ports 7070 and 8080"]
-fn the_http_pages_snippets_run() {
+fn http_api_page_snippets_run() {
     run("docs/api.md");
 }
 
 #[test]
-fn four_in_five_snippets_are_run() {
+fn at_least_four_in_five_doc_snippets_are_run() {
     let all: Vec<_> = DOCUMENTS.into_iter().flat_map(of).collect();
     let run = all.iter().filter(|block| block.how != How::NoRun).count();
     println!("{run} of {} shell blocks are run", all.len());

@@ -33,7 +33,7 @@ async fn status_of(path: &str, address: &str) -> anyhow::Result<String> {
 }
 
 #[tokio::test]
-async fn an_operator_drains_a_node_and_has_it_back() -> anyhow::Result<()> {
+async fn drained_node_takes_no_requests_until_undrained() -> anyhow::Result<()> {
     let cluster = Cluster::mock().prefill(2).decode(2).node_flags(&SLOW).start().await?;
     let ask = |salt| Ask::tokens(prompt(90, salt)).max_tokens(150).ignore_eos();
     let mut alone = Vec::new();
@@ -85,7 +85,7 @@ async fn an_operator_drains_a_node_and_has_it_back() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_drained_node_that_ends_is_drained_and_one_that_starts_again_serves() -> anyhow::Result<()> {
+async fn drained_node_that_ends_serves_again_after_restart() -> anyhow::Result<()> {
     let builder = Cluster::mock().decode(2).node_flags(&SLOW);
     let mut cluster = builder.clone().start().await?;
     cluster.operator().drain(v1::DrainRequest { node: "decode-1".into() }).await?;
@@ -178,7 +178,7 @@ async fn rolling_restart(builder: Builder, asks: Vec<Ask>) -> anyhow::Result<()>
 }
 
 #[tokio::test]
-async fn every_node_is_restarted_under_load_and_no_client_notices() -> anyhow::Result<()> {
+async fn rolling_restart_of_mock_nodes_under_load_changes_no_answer() -> anyhow::Result<()> {
     let asks = (0..32).map(|n| {
         let ask = Ask::tokens(prompt(20 + 17 * (n % 11), n)).max_tokens(40 + 10 * (n % 9)).ignore_eos();
         ask.seeded(n.into(), 0.7)
@@ -188,7 +188,7 @@ async fn every_node_is_restarted_under_load_and_no_client_notices() -> anyhow::R
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn every_node_of_a_model_is_restarted_under_load_and_no_client_notices() -> anyhow::Result<()> {
+async fn rolling_restart_of_model_nodes_under_load_changes_no_answer() -> anyhow::Result<()> {
     let model = model();
     let asks = (0..16).map(|n: u32| {
         let tokens: Vec<u32> = (0..40 + 23 * (n % 7)).map(|i| 1000 + (n * 997 + i * 7919) % 40_000).collect();
@@ -201,7 +201,7 @@ async fn every_node_of_a_model_is_restarted_under_load_and_no_client_notices() -
 
 /// Clients that read nothing, send half of something, or hold a connection, at each port.
 #[tokio::test]
-async fn processes_end_well_whatever_their_clients_do() -> anyhow::Result<()> {
+async fn processes_end_in_grace_period_despite_open_client_connections() -> anyhow::Result<()> {
     let grace = ["--grace-s", "1"];
     let builder = Cluster::mock().node_flags(&SLOW).node_flags(&grace).conductor_flags(&grace);
     let cluster = builder.start().await?;
@@ -264,7 +264,7 @@ async fn processes_end_well_whatever_their_clients_do() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_second_signal_does_not_wait() -> anyhow::Result<()> {
+async fn second_signal_ends_processes_before_the_grace_period() -> anyhow::Result<()> {
     let flags = ["--grace-s", "60"];
     let cluster = Cluster::mock().node_flags(&SLOW).node_flags(&flags).conductor_flags(&flags).start().await?;
     let ask = Ask::tokens(prompt(40, 1)).max_tokens(5000).ignore_eos();
@@ -287,7 +287,7 @@ async fn a_second_signal_does_not_wait() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_conductor_says_that_it_goes_before_it_does() -> anyhow::Result<()> {
+async fn terminating_conductor_is_not_ready_before_it_refuses_requests() -> anyhow::Result<()> {
     let cluster = Cluster::mock().conductor_flags(&["--not-ready-s", "2"]).start().await?;
     signal(cluster.conductor.pid(), "TERM");
     cluster

@@ -54,7 +54,7 @@ impl Part {
 
 #[tokio::test]
 #[ignore = "needs etcd"]
-async fn etcd_one_leads_and_another_when_it_dies_or_drains() -> anyhow::Result<()> {
+async fn etcd_another_candidate_leads_if_the_leader_dies_or_drains() -> anyhow::Result<()> {
     let etcd = Etcd::start()?;
     let mut first = Part::of(&etcd, "/baton", 1, 0);
     let term = first.leads().await?;
@@ -105,7 +105,7 @@ async fn etcd_member_that_hangs_changes_no_leader() -> anyhow::Result<()> {
 
 #[tokio::test]
 #[ignore = "needs etcd"]
-async fn etcd_a_leader_that_reaches_no_node_makes_way_for_one_that_does() -> anyhow::Result<()> {
+async fn etcd_leader_without_nodes_resigns_for_one_with_nodes() -> anyhow::Result<()> {
     let etcd = Etcd::start()?;
     let mut first = Part::of(&etcd, "/baton", 1, 0);
     let term = first.leads().await?;
@@ -132,7 +132,7 @@ async fn etcd_a_leader_that_reaches_no_node_makes_way_for_one_that_does() -> any
 
 #[tokio::test]
 #[ignore = "needs etcd"]
-async fn etcd_away_changes_nothing_and_terms_grow_though_it_loses_its_data() -> anyhow::Result<()> {
+async fn etcd_outage_keeps_the_leader_and_data_loss_keeps_terms_growing() -> anyhow::Result<()> {
     const LATE: u64 = 1 << 40;
     let mut etcd = Etcd::start()?;
     let mut first = Part::of(&etcd, "/baton", 1, 0);
@@ -165,7 +165,7 @@ async fn etcd_away_changes_nothing_and_terms_grow_though_it_loses_its_data() -> 
 
 #[tokio::test]
 #[ignore = "needs etcd"]
-async fn etcd_that_comes_late_is_waited_for_and_clusters_share_it() -> anyhow::Result<()> {
+async fn etcd_started_late_elects_a_leader_for_each_cluster() -> anyhow::Result<()> {
     let mut etcd = Etcd::start()?;
     etcd.kill().await?;
     let mut first = Part::of(&etcd, "/baton", 1, 0);

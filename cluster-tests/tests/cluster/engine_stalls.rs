@@ -14,7 +14,7 @@ fn prompt(tokens: u32, salt: u32) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn a_request_that_engines_hang_in_takes_two_nodes_with_it_and_is_named() -> anyhow::Result<()> {
+async fn request_that_hangs_engines_fails_after_two_nodes_and_is_named() -> anyhow::Result<()> {
     let flags = ["--mock-base-us", "10000", "--mock-stuck-token", "300", "--step-timeout-s", "3"];
     let cluster = Cluster::mock().prefill(4).decode(1).node_flags(&flags).start().await?;
     let long = |salt| Ask::tokens(prompt(60, salt)).max_tokens(400).ignore_eos();

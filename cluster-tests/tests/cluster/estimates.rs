@@ -102,7 +102,7 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
 
 #[tokio::test]
 #[ignore = "takes ten minutes of an idle machine (make test-long), and needs a model: BATON_MODEL"]
-async fn the_time_to_first_token_is_predicted() -> anyhow::Result<()> {
+async fn predicted_ttft_is_near_measured_ttft() -> anyhow::Result<()> {
     let model = model();
     let cluster = Cluster::model(&model).start().await?;
     let mut random = Random(5);

@@ -133,7 +133,7 @@ impl Guarded {
 
 #[tokio::test]
 #[ignore = "needs etcd and openssl"]
-async fn etcd_with_tls_and_users_elects_a_leader_of_each_cluster_and_its_tokens_end() -> anyhow::Result<()> {
+async fn etcd_with_tls_and_users_keeps_leaders_beyond_token_expiry() -> anyhow::Result<()> {
     let guarded = Guarded::start().await?;
     let blue = guarded.conductor("blue", "blue", &[]).await?;
     let green = guarded.conductor("green", "green", &[]).await?;
@@ -154,7 +154,7 @@ async fn etcd_with_tls_and_users_elects_a_leader_of_each_cluster_and_its_tokens_
 
 #[tokio::test]
 #[ignore = "needs etcd and openssl"]
-async fn etcd_that_takes_no_certificate_or_user_is_named_and_files_are_read_again() -> anyhow::Result<()> {
+async fn etcd_that_takes_no_credentials_is_logged_until_files_are_right() -> anyhow::Result<()> {
     let guarded = Guarded::start().await?;
     let no_certificate = [("--etcd-cert", ""), ("--etcd-key", "")];
     for (name, other, said) in [
@@ -185,7 +185,7 @@ async fn etcd_that_takes_no_certificate_or_user_is_named_and_files_are_read_agai
 /// here.
 #[tokio::test]
 #[ignore = "needs etcd"]
-async fn etcd_that_compacts_is_looked_at_again_and_changes_are_seen() -> anyhow::Result<()> {
+async fn etcd_compaction_restarts_the_watch_for_the_leader() -> anyhow::Result<()> {
     let (etcd, folder) = (Etcd::start()?, tempfile::tempdir()?);
     let leader = conductor(folder.path(), "leader", etcd.address(), &[]).await?;
     leads(&leader).await?;
@@ -224,7 +224,7 @@ async fn etcd_that_compacts_is_looked_at_again_and_changes_are_seen() -> anyhow:
 
 #[tokio::test]
 #[ignore = "needs etcd"]
-async fn etcd_that_is_not_there_at_the_start_is_waited_for() -> anyhow::Result<()> {
+async fn etcd_unreachable_at_start_is_waited_for() -> anyhow::Result<()> {
     let (mut etcd, folder) = (Etcd::start()?, tempfile::tempdir()?);
     etcd.kill().await?;
     let conductor = conductor(folder.path(), "conductor", etcd.address(), &[]).await?;

@@ -61,7 +61,7 @@ fn lease(node: &v1::NodeInfo, n: u64) -> v1::LeaseRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_at_a_decode_node_hardly_notice_a_flood_of_calls() -> anyhow::Result<()> {
+async fn streams_keep_their_tokens_under_a_flood_of_calls_to_decode_node() -> anyhow::Result<()> {
     let cluster = Cluster::mock().node_flags(&["--mock-base-us", "10000"]).start().await?;
     let (expected, _) = streams(&cluster).await?;
     let nodes = cluster.nodes().await?;
@@ -101,7 +101,7 @@ async fn streams_at_a_decode_node_hardly_notice_a_flood_of_calls() -> anyhow::Re
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sessions_whose_peer_does_not_read_cost_a_node_little() -> anyhow::Result<()> {
+async fn unread_sessions_of_a_node_are_bounded_in_number_and_memory() -> anyhow::Result<()> {
     let cluster = Cluster::mock().node_flags(&["--mock-base-us", "10000"]).start().await?;
     let (expected, quiet) = streams(&cluster).await?;
     let before = cluster.decode[0].resident_bytes()?;
@@ -153,7 +153,7 @@ async fn sessions_whose_peer_does_not_read_cost_a_node_little() -> anyhow::Resul
 /// A client that reads nothing keeps its sequence slot at the decode node no longer than its answer
 /// takes.
 #[tokio::test]
-async fn a_slow_reader_delays_no_other_client() -> anyhow::Result<()> {
+async fn unread_requests_release_their_sequence_slots_to_others() -> anyhow::Result<()> {
     let flags = ["--mock-base-us", "2000", "--max-running", "4"];
     let cluster = Cluster::mock().node_flags(&flags).start().await?;
     let mut unread = Vec::new();

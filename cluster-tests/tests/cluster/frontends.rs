@@ -194,7 +194,7 @@ fn quantile(times: &mut [f64], at: f64) -> f64 {
 
 #[tokio::test]
 #[ignore = "a figure; needs etcd, and takes a minute: make test-long"]
-async fn etcd_a_placement_through_the_leader_of_a_thousand_nodes_costs_a_hop() -> anyhow::Result<()> {
+async fn etcd_placement_latency_with_a_thousand_nodes_is_measured() -> anyhow::Result<()> {
     let etcd = Etcd::start()?;
     let folder = tempfile::tempdir()?;
     let mut conductors = Vec::new();
@@ -301,7 +301,7 @@ async fn cluster_of(conductors: usize, etcd: &Etcd, folder: &Path) -> anyhow::Re
 
 #[tokio::test]
 #[ignore = "a figure; needs etcd, and takes three minutes: make test-long"]
-async fn etcd_more_frontends_cost_no_more_for_each_token() -> anyhow::Result<()> {
+async fn etcd_cpu_cost_per_token_with_more_frontends_is_measured() -> anyhow::Result<()> {
     let etcd = Etcd::start()?;
     let folder = tempfile::tempdir()?;
     let counts = [1, 2, 4];

@@ -158,7 +158,7 @@ pub async fn leads(conductor: &Process) -> anyhow::Result<()> {
 
 #[tokio::test]
 #[ignore = "needs etcd"]
-async fn etcd_conductors_die_hang_and_lose_etcd_and_the_others_requests_go_on() -> anyhow::Result<()> {
+async fn etcd_requests_survive_conductors_that_die_hang_or_lose_etcd() -> anyhow::Result<()> {
     let mut etcd = Etcd::start()?;
     let folder = tempfile::tempdir()?;
     let mut first = conductor(&etcd, &["--engine", "mock"], folder.path(), "first").await?;

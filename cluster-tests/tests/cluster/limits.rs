@@ -59,7 +59,7 @@ async fn channel(address: &str) -> anyhow::Result<Channel> {
 }
 
 #[tokio::test]
-async fn silent_connections_and_bodies_that_do_not_come_are_ended() -> anyhow::Result<()> {
+async fn silent_connections_and_stalled_bodies_are_closed() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     let mut silent = send(http(&cluster), "").await?;
     let mut grpc = send(&cluster.conductor.ready.grpc, "").await?;
@@ -72,7 +72,7 @@ async fn silent_connections_and_bodies_that_do_not_come_are_ended() -> anyhow::R
 }
 
 #[tokio::test]
-async fn clients_that_only_connect_keep_no_other_out() -> anyhow::Result<()> {
+async fn idle_connections_over_limit_do_not_block_new_clients() -> anyhow::Result<()> {
     let cluster = Cluster::mock().conductor_flags(&["--max-connections", "8"]).start().await?;
     let mut silent = Vec::new();
     for _ in 0..40 {
@@ -84,7 +84,7 @@ async fn clients_that_only_connect_keep_no_other_out() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn connections_leave_descriptors_for_what_is_served() -> anyhow::Result<()> {
+async fn idle_connections_leave_file_descriptors_for_requests() -> anyhow::Result<()> {
     let cluster = Cluster::mock().descriptors(256).start().await?;
     let mut silent = Vec::new();
     for _ in 0..240 {
@@ -97,7 +97,7 @@ async fn connections_leave_descriptors_for_what_is_served() -> anyhow::Result<()
 }
 
 #[tokio::test]
-async fn bodies_share_a_budget_that_recovers() -> anyhow::Result<()> {
+async fn request_bodies_share_a_budget_that_recovers() -> anyhow::Result<()> {
     let cluster = Cluster::mock().conductor_flags(&["--max-body-bytes-total", "120000"]).start().await?;
     let large = json!({"prompt": "x".repeat(25_000), "max_tokens": 1}).to_string();
     let large = post(large.len(), &large);
@@ -174,7 +174,7 @@ fn peak_bytes(pid: u32) -> anyhow::Result<u64> {
 }
 
 #[tokio::test]
-async fn memory_is_bounded_whatever_is_posted() -> anyhow::Result<()> {
+async fn conductor_memory_is_bounded_under_large_bodies() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     let body = format!("{{\"prompt\": [1{}]}}", ",1".repeat((32 << 20) - 10));
     let request = post(body.len(), &body);
@@ -212,7 +212,7 @@ async fn memory_is_bounded_whatever_is_posted() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_is_ended_without_a_regular_end() -> anyhow::Result<()> {
+async fn stream_of_client_that_does_not_read_is_cut_off() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let config = folder.path().join("conductor.toml");
     std::fs::write(&config, "stall_timeout_s = 1.0")?;
@@ -251,7 +251,7 @@ async fn a_client_that_does_not_read_is_ended_without_a_regular_end() -> anyhow:
 }
 
 #[tokio::test]
-async fn operators_and_nodes_have_ports_of_their_own() -> anyhow::Result<()> {
+async fn operator_and_node_ports_serve_only_their_own_apis() -> anyhow::Result<()> {
     use tonic_reflection::pb::v1::ServerReflectionRequest;
     use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
     use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
@@ -320,7 +320,7 @@ async fn operators_and_nodes_have_ports_of_their_own() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn web_pages_of_named_origins_may_call() -> anyhow::Result<()> {
+async fn cors_allows_only_configured_origins() -> anyhow::Result<()> {
     let cluster = Cluster::mock().conductor_flags(&["--cors-origins", "https://a.example"]).start().await?;
     let preflight = |origin: &str| {
         format!(

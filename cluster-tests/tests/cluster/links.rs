@@ -55,7 +55,7 @@ async fn forget(cluster: &Cluster) -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_late_is_the_same() -> anyhow::Result<()> {
+async fn slow_links_between_nodes_change_no_token() -> anyhow::Result<()> {
     let Proxied { cluster, node, grpc, transfer } = proxied().await?;
     let quiet = ask(&cluster, &asks()).await?;
     forget(&cluster).await?;
@@ -73,7 +73,7 @@ async fn what_is_late_is_the_same() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn kv_that_was_changed_on_the_way_is_not_used() -> anyhow::Result<()> {
+async fn kv_corrupted_in_transfer_is_not_used() -> anyhow::Result<()> {
     let Proxied { cluster, node, transfer, grpc: _grpc } = proxied().await?;
     let quiet = ask(&cluster, &asks()).await?;
     forget(&cluster).await?;

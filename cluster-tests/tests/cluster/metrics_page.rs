@@ -3,7 +3,7 @@
 use baton_runtime::telemetry::metrics_page;
 
 #[test]
-fn the_metrics_page_is_what_the_code_registers() {
+fn metrics_page_lists_exactly_the_registered_metrics() {
     let page = metrics_page(&[
         ("Every process", baton_runtime::telemetry::METRICS),
         ("Conductor", baton_conductor::metrics::METRICS),

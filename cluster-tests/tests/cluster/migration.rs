@@ -75,7 +75,7 @@ async fn preempted(cluster: &Cluster) -> anyhow::Result<bool> {
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn what_a_decode_node_has_no_room_for_goes_on_where_there_is() -> anyhow::Result<()> {
+async fn preempted_sequences_migrate_to_a_node_with_room() -> anyhow::Result<()> {
     let model = model();
     let (roomy, mut cluster) = small(&model).await?;
     let conductor = format!("http://{}", cluster.conductor.ready.grpc);
@@ -102,7 +102,7 @@ async fn what_a_decode_node_has_no_room_for_goes_on_where_there_is() -> anyhow::
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn a_decode_node_that_drains_migrates_its_sequences_and_exits() -> anyhow::Result<()> {
+async fn draining_decode_node_migrates_its_sequences_and_exits() -> anyhow::Result<()> {
     let model = model();
     let mut cluster = Cluster::model(&model).decode(2).start().await?;
     // Its schema is not complete before: what it may write next follows from its tokens, at either
@@ -138,7 +138,7 @@ async fn a_decode_node_that_drains_migrates_its_sequences_and_exits() -> anyhow:
 /// The node that takes sequences is stopped while it reads, and killed.
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn a_node_that_dies_while_it_takes_sequences_changes_nothing() -> anyhow::Result<()> {
+async fn death_of_migration_target_changes_no_token() -> anyhow::Result<()> {
     let model = model();
     let (roomy, cluster) = small(&model).await?;
     let conductor = format!("http://{}", cluster.conductor.ready.grpc);

@@ -14,7 +14,7 @@ fn prompt(tokens: u32, salt: u32) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn a_request_crosses_the_cluster_and_leaves_nothing_behind() -> anyhow::Result<()> {
+async fn request_crosses_the_cluster_and_releases_its_blocks() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     let answer = cluster.ask(Ask::tokens(prompt(100, 0)).max_tokens(20)).await?;
     assert_eq!(answer.token_ids.len(), 20);
@@ -56,7 +56,7 @@ async fn tokens_do_not_depend_on_nodes_batches_chunks_or_caches() -> anyhow::Res
 }
 
 #[tokio::test]
-async fn a_repeated_prompt_is_neither_computed_nor_pushed_again() -> anyhow::Result<()> {
+async fn repeated_prompt_is_neither_computed_nor_pushed_again() -> anyhow::Result<()> {
     let cluster = Cluster::mock().conductor_flags(&["--partial-prefill", "false"]).start().await?;
     let ask = Ask::tokens(prompt(1500, 3)).max_tokens(8);
     let first = cluster.ask(ask.clone()).await?;
@@ -81,7 +81,7 @@ async fn a_repeated_prompt_is_neither_computed_nor_pushed_again() -> anyhow::Res
 }
 
 #[tokio::test]
-async fn a_profile_gives_mock_nodes_their_times_and_their_network() -> anyhow::Result<()> {
+async fn mock_profile_sets_step_times_cache_size_and_network() -> anyhow::Result<()> {
     let profile = tempfile::NamedTempFile::new()?;
     // A network that carries 1000 tokens' KV per second.
     let numbers = r#"{"name": "slow", "prefill_base": 0.001, "prefill_per_token": 1e-6, "prefill_per_token_pair": 0.0, "decode_base": 0.002,
@@ -108,7 +108,7 @@ async fn a_profile_gives_mock_nodes_their_times_and_their_network() -> anyhow::R
 }
 
 #[tokio::test]
-async fn one_token_or_scoring_needs_no_decode_node() -> anyhow::Result<()> {
+async fn single_token_or_scoring_request_needs_no_decode_node() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     let ask = Ask::tokens(prompt(50, 1)).max_tokens(1).sampling(|s| s.prompt_logprobs = Some(3));
     let answer = cluster.ask(ask).await?;
@@ -121,7 +121,7 @@ async fn one_token_or_scoring_needs_no_decode_node() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn an_aborted_request_frees_both_nodes_within_a_second() -> anyhow::Result<()> {
+async fn aborted_request_frees_both_nodes_within_a_second() -> anyhow::Result<()> {
     let cluster = Cluster::mock().node_flags(&["--mock-base-us", "20000"]).start().await?;
     for tokens_seen in [0, 1, 5] {
         let ask = Ask::tokens(prompt(700, tokens_seen)).max_tokens(500).ignore_eos();
@@ -156,7 +156,7 @@ async fn an_aborted_request_frees_both_nodes_within_a_second() -> anyhow::Result
 }
 
 #[tokio::test]
-async fn what_does_not_fit_waits_or_is_refused_before_any_work() -> anyhow::Result<()> {
+async fn request_without_room_waits_or_is_refused_before_prefill() -> anyhow::Result<()> {
     let cluster = Cluster::mock()
         .decode_flags(&["--cache-blocks", "16", "--max-running", "1", "--max-waiting", "1"])
         .node_flags(&["--mock-base-us", "20000"])
@@ -183,7 +183,7 @@ async fn what_does_not_fit_waits_or_is_refused_before_any_work() -> anyhow::Resu
 }
 
 #[tokio::test]
-async fn a_node_that_dies_is_replaced_and_the_answer_does_not_change() -> anyhow::Result<()> {
+async fn dead_decode_node_is_replaced_with_same_tokens() -> anyhow::Result<()> {
     let mut cluster = Cluster::mock().prefill(2).decode(2).node_flags(&["--mock-base-us", "10000"]).start().await?;
     let ask = Ask::tokens(prompt(200, 4)).max_tokens(60).ignore_eos();
     let expected = cluster.ask(ask.clone()).await?;
@@ -221,7 +221,7 @@ async fn a_node_that_dies_is_replaced_and_the_answer_does_not_change() -> anyhow
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_can_be_aborted() -> anyhow::Result<()> {
+async fn unread_request_can_be_aborted() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     let ask = Ask::tokens(prompt(60, 5)).max_tokens(20_000).ignore_eos().sampling(|s| s.logprobs = Some(20));
     let mut stream = cluster.inference().generate(ask.0).await?.into_inner();
@@ -240,7 +240,7 @@ async fn a_client_that_does_not_read_can_be_aborted() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn the_only_decode_node_dies_and_comes_back_in_time() -> anyhow::Result<()> {
+async fn request_survives_restart_of_the_only_decode_node() -> anyhow::Result<()> {
     let builder = Cluster::mock().node_flags(&["--mock-base-us", "10000"]);
     let mut cluster = builder.clone().start().await?;
     let ask = Ask::tokens(prompt(90, 6)).max_tokens(40).ignore_eos();
@@ -261,7 +261,7 @@ async fn the_only_decode_node_dies_and_comes_back_in_time() -> anyhow::Result<()
 }
 
 #[tokio::test]
-async fn a_drain_lets_requests_finish() -> anyhow::Result<()> {
+async fn drain_lets_running_requests_finish() -> anyhow::Result<()> {
     let cluster = Cluster::mock().node_flags(&["--mock-base-us", "10000"]).start().await?;
     let ask = Ask::tokens(prompt(64, 2)).max_tokens(80).ignore_eos();
     let mut stream = cluster.inference().generate(ask.0).await?.into_inner();
@@ -282,7 +282,7 @@ async fn a_drain_lets_requests_finish() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn no_node_means_unavailable_at_once() -> anyhow::Result<()> {
+async fn request_without_nodes_is_unavailable_at_once() -> anyhow::Result<()> {
     let cluster = Cluster::mock().prefill(0).decode(0).start().await?;
     let (code, message) = cluster.refused(Ask::text("hi")).await;
     assert_eq!((code, message.as_str()), (Code::Unavailable, "no node is ready"));
@@ -290,7 +290,7 @@ async fn no_node_means_unavailable_at_once() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn the_http_port_answers() -> anyhow::Result<()> {
+async fn http_port_serves_completions_models_and_metrics() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     let (code, health) = cluster.http("/ready", None).await?;
     assert_eq!(code, 200, "{health}");
@@ -328,7 +328,7 @@ async fn the_http_port_answers() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn health_is_whether_a_request_could_be_served_and_a_drained_node_is_not_lost() -> anyhow::Result<()> {
+async fn health_follows_ready_nodes_and_drained_node_is_not_lost() -> anyhow::Result<()> {
     use tonic_health::pb::health_check_response::ServingStatus;
     use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
@@ -382,7 +382,7 @@ async fn health_is_whether_a_request_could_be_served_and_a_drained_node_is_not_l
 }
 
 #[tokio::test]
-async fn health_and_reflection_are_the_standard_ones() -> anyhow::Result<()> {
+async fn standard_grpc_health_and_reflection_are_served() -> anyhow::Result<()> {
     use tonic_health::pb::health_check_response::ServingStatus;
     use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
     use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
@@ -413,7 +413,7 @@ async fn health_and_reflection_are_the_standard_ones() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn an_objective_that_cannot_be_met_is_refused_with_the_numbers() -> anyhow::Result<()> {
+async fn request_with_objective_that_cannot_be_met_is_refused() -> anyhow::Result<()> {
     let cluster = Cluster::mock().node_flags(&["--mock-base-us", "50000"]).start().await?;
     let mut ask = Ask::tokens(prompt(400, 1)).max_tokens(5);
     ask.0.slo = Some(baton_proto::v1::ServiceLevelObjectives { ttft_ms: Some(1.0), tbt_ms: None });
@@ -427,7 +427,7 @@ async fn an_objective_that_cannot_be_met_is_refused_with_the_numbers() -> anyhow
 /// The first decode node's steps take 60 ms, and the objective is 30. The second look at it, when
 /// its grant is asked for, finds that placement took what there was.
 #[tokio::test]
-async fn another_decode_node_is_reselected_for_one_whose_steps_are_too_long_by_now() -> anyhow::Result<()> {
+async fn decode_node_with_steps_too_long_for_tbt_objective_is_reselected() -> anyhow::Result<()> {
     let nodes = |us| Cluster::mock().conductor_flags(&["--admission", "none"]).node_flags(&["--mock-base-us", us]);
     let mut cluster = nodes("60000").start().await?;
     let paced = |salt| {

@@ -67,7 +67,7 @@ const QUANTIZED: Bounds = Bounds { sure: None, sure_generated: None, mean: 0.05,
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn tokens_and_log_probabilities_are_the_references() -> anyhow::Result<()> {
+async fn f32_tokens_and_logprobs_match_reference() -> anyhow::Result<()> {
     let model = model();
     let cluster = Cluster::model(&model).node_flags(&["--compute-dtype", "f32"]).start().await?;
     compare(cluster, Bounds { sure: Some(0.15), sure_generated: Some(0.15), mean: 0.03, max: 0.25 }).await
@@ -75,7 +75,7 @@ async fn tokens_and_log_probabilities_are_the_references() -> anyhow::Result<()>
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn with_quantized_activations_they_are_near_the_references() -> anyhow::Result<()> {
+async fn quantized_activations_give_logprobs_near_reference() -> anyhow::Result<()> {
     let model = model();
     compare(Cluster::model(&model).start().await?, QUANTIZED).await
 }
@@ -84,7 +84,7 @@ async fn with_quantized_activations_they_are_near_the_references() -> anyhow::Re
 /// compatibility classes: neither caches what the other computes.
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn with_prompts_of_bfloat16_they_are_near_the_references() -> anyhow::Result<()> {
+async fn bf16_prefill_gives_logprobs_near_reference() -> anyhow::Result<()> {
     let model = model();
     let cluster = Cluster::model(&model).prefill_flags(&["--compute-dtype", "bf16"]).start().await?;
     // Prompts are scored in bfloat16, tokens generated with 8 bits.
@@ -150,7 +150,7 @@ async fn prompt_of(cluster: &Cluster, tokens: usize) -> anyhow::Result<Vec<u32>>
 /// token is the best one when it is scored.
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn generated_tokens_are_the_best_where_they_are_scored() -> anyhow::Result<()> {
+async fn generated_tokens_are_the_best_when_prefill_nodes_score_them() -> anyhow::Result<()> {
     let cluster = Cluster::model(&model()).start().await?;
     for (index, entry) in reference().iter().enumerate() {
         let count = entry.greedy.len() as u32;
@@ -168,7 +168,7 @@ async fn generated_tokens_are_the_best_where_they_are_scored() -> anyhow::Result
 /// pushed.
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn a_long_prompts_kv_is_pushed_at_most_once_and_found_again() -> anyhow::Result<()> {
+async fn kv_of_long_prompt_is_pushed_at_most_once_and_reused() -> anyhow::Result<()> {
     let model = model();
     let cluster = Cluster::model(&model).start().await?;
     let mut prompt = prompt_of(&cluster, 1500).await?;
@@ -192,7 +192,7 @@ async fn a_long_prompts_kv_is_pushed_at_most_once_and_found_again() -> anyhow::R
 /// One chunk as long as the prompt, at one node: the bytes are known exactly.
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn the_kv_of_a_long_prompt_that_one_node_computes_is_pushed_once_and_found_again() -> anyhow::Result<()> {
+async fn kv_of_prompt_computed_at_one_node_is_pushed_once_and_reused() -> anyhow::Result<()> {
     let model = model();
     let builder = Cluster::model(&model).prefill_flags(&["--chunk-tokens", "2048", "--threads", "2"]);
     let cluster = builder.conductor_flags(&["--partial-prefill", "false"]).start().await?;
@@ -257,7 +257,7 @@ async fn all_at_once(cluster: &Cluster, asks: &[Ask]) -> anyhow::Result<Vec<Vec<
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn the_same_requests_give_the_same_tokens_on_1_1_and_2_2_alone_and_16_at_once() -> anyhow::Result<()> {
+async fn tokens_are_the_same_on_1_1_and_2_2_nodes_alone_and_batched() -> anyhow::Result<()> {
     let model = model();
     let topics = ["rain", "bread", "trains", "chess", "whales", "maps", "violins", "ice"];
     let asks: Vec<_> = (0..16)
@@ -296,7 +296,7 @@ fn random(state: &mut u64) -> u64 {
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn a_hundred_requests_a_third_of_them_aborted_leave_nothing_behind() -> anyhow::Result<()> {
+async fn aborted_and_finished_requests_leak_no_blocks_or_memory() -> anyhow::Result<()> {
     let model = model();
     let cache_bytes: u64 = 200 << 20;
     let cache = cache_bytes.to_string();
@@ -377,7 +377,7 @@ async fn a_hundred_requests_a_third_of_them_aborted_leave_nothing_behind() -> an
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn nodes_that_have_nothing_to_do_take_less_than_a_hundredth_of_a_core() -> anyhow::Result<()> {
+async fn idle_processes_use_less_than_one_percent_of_a_core() -> anyhow::Result<()> {
     let model = model();
     // Helper threads are there, and have worked before they sleep.
     let cluster = Cluster::model(&model).node_flags(&["--threads", "2"]).start().await?;

@@ -54,31 +54,31 @@ async fn conversations(name: &str, options: &[&str]) -> anyhow::Result<()> {
 
 #[tokio::test]
 #[ignore = "needs the official clients: scripts/python-clients.sh"]
-async fn openai_chat() -> anyhow::Result<()> {
+async fn openai_client_chat_completions_work() -> anyhow::Result<()> {
     api("openai_chat.py").await
 }
 
 #[tokio::test]
 #[ignore = "needs the official clients: scripts/python-clients.sh"]
-async fn openai_completions() -> anyhow::Result<()> {
+async fn openai_client_completions_work() -> anyhow::Result<()> {
     api("openai_completions.py").await
 }
 
 #[tokio::test]
 #[ignore = "needs the official clients: scripts/python-clients.sh"]
-async fn openai_responses() -> anyhow::Result<()> {
+async fn openai_client_responses_work() -> anyhow::Result<()> {
     api("openai_responses.py").await
 }
 
 #[tokio::test]
 #[ignore = "needs the official clients: scripts/python-clients.sh"]
-async fn anthropic_messages() -> anyhow::Result<()> {
+async fn anthropic_client_messages_work() -> anyhow::Result<()> {
     api("anthropic_messages.py").await
 }
 
 #[tokio::test]
 #[ignore = "needs the official clients: scripts/python-clients.sh"]
-async fn grpc_generate() -> anyhow::Result<()> {
+async fn grpc_client_generate_works() -> anyhow::Result<()> {
     let cluster = family(&model(), "hermes2").start().await?;
     run("grpc_generate.py", &cluster, &[&cluster.conductor.ready.grpc]).await?;
     cluster.stop().await
@@ -86,7 +86,7 @@ async fn grpc_generate() -> anyhow::Result<()> {
 
 #[tokio::test]
 #[ignore = "needs the official clients: scripts/python-clients.sh"]
-async fn examples_ask_the_next_conductor_if_the_first_is_lost() -> anyhow::Result<()> {
+async fn python_examples_use_next_conductor_if_first_is_unreachable() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     let ready = &cluster.conductor.ready;
     let http = ready.http.as_deref().context("no HTTP port")?;
@@ -99,7 +99,7 @@ async fn examples_ask_the_next_conductor_if_the_first_is_lost() -> anyhow::Resul
 }
 
 #[tokio::test]
-async fn the_rust_example_streams_an_answer() -> anyhow::Result<()> {
+async fn rust_example_streams_an_answer() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     let mut example = Command::new(binary("examples/generate")?);
     let output = example.arg("Hi").env("BATON_CONDUCTOR", &cluster.conductor.ready.grpc).output().await?;
@@ -109,7 +109,7 @@ async fn the_rust_example_streams_an_answer() -> anyhow::Result<()> {
 
 #[tokio::test]
 #[ignore = "needs the official clients: scripts/python-clients.sh"]
-async fn answers_fit_the_openapi_document() -> anyhow::Result<()> {
+async fn http_answers_match_the_openapi_document() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     run("openapi.py", &cluster, &[]).await?;
     cluster.stop().await
@@ -117,7 +117,7 @@ async fn answers_fit_the_openapi_document() -> anyhow::Result<()> {
 
 #[tokio::test]
 #[ignore = "needs the official clients: scripts/python-clients.sh"]
-async fn clients_retry_a_busy_conductor_when_told() -> anyhow::Result<()> {
+async fn official_clients_retry_an_overloaded_conductor() -> anyhow::Result<()> {
     let cluster = Cluster::mock().conductor_flags(&["--max-requests", "1"]).start().await?;
     run("busy.py", &cluster, &[]).await?;
     cluster.stop().await
@@ -125,37 +125,37 @@ async fn clients_retry_a_busy_conductor_when_told() -> anyhow::Result<()> {
 
 #[tokio::test]
 #[ignore = "needs the official clients: scripts/python-clients.sh"]
-async fn llama3_conversations() -> anyhow::Result<()> {
+async fn llama3_template_tool_calls_round_trip_through_clients() -> anyhow::Result<()> {
     conversations("llama3", &[]).await
 }
 
 #[tokio::test]
 #[ignore = "needs the official clients: scripts/python-clients.sh"]
-async fn hermes2_conversations() -> anyhow::Result<()> {
+async fn hermes2_template_tool_calls_round_trip_through_clients() -> anyhow::Result<()> {
     conversations("hermes2", &[]).await
 }
 
 #[tokio::test]
 #[ignore = "needs the official clients: scripts/python-clients.sh"]
-async fn qwen25_conversations() -> anyhow::Result<()> {
+async fn qwen25_template_tool_calls_round_trip_through_clients() -> anyhow::Result<()> {
     conversations("qwen25", &[]).await
 }
 
 #[tokio::test]
 #[ignore = "needs the official clients: scripts/python-clients.sh"]
-async fn qwen3_conversations() -> anyhow::Result<()> {
+async fn qwen3_template_tool_calls_round_trip_through_clients() -> anyhow::Result<()> {
     conversations("qwen3", &["--thinks"]).await
 }
 
 #[tokio::test]
 #[ignore = "needs the official clients: scripts/python-clients.sh"]
-async fn mistral_conversations() -> anyhow::Result<()> {
+async fn mistral_template_tool_calls_round_trip_through_clients() -> anyhow::Result<()> {
     conversations("mistral", &[]).await
 }
 
 #[tokio::test]
 #[ignore = "needs the official clients: scripts/python-clients.sh"]
-async fn mistral_args_conversations() -> anyhow::Result<()> {
+async fn mistral_args_template_tool_calls_round_trip_through_clients() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let special = folder.path().join("special-marks.gguf");
     python("special_marks.py", &[&model().display().to_string(), &special.display().to_string()]).await?;

@@ -46,7 +46,7 @@ pub async fn until(cluster: &Cluster, arguments: &[&str], done: impl Fn(&Value) 
 }
 
 #[tokio::test]
-async fn load_counts_what_was_asked_and_says_how_good_the_predictions_were() -> anyhow::Result<()> {
+async fn load_command_reports_admission_goodput_and_prediction_errors() -> anyhow::Result<()> {
     let cluster = Cluster::mock().prefill(2).start().await?;
     let before = json(&cluster, &["load"]).await?;
     assert_eq!((before["prefill"].as_array().unwrap().len(), before["decode"].as_array().unwrap().len()), (2, 1));
@@ -107,7 +107,7 @@ async fn load_counts_what_was_asked_and_says_how_good_the_predictions_were() -> 
 }
 
 #[tokio::test]
-async fn a_request_is_explained_after_it_ended() -> anyhow::Result<()> {
+async fn ended_request_is_explained_by_its_id() -> anyhow::Result<()> {
     let cluster = Cluster::mock().prefill(2).start().await?;
     let answer = cluster.ask(Ask::tokens(prompt(200, 1)).max_tokens(12).ignore_eos()).await?;
     let record = until(&cluster, &["explain", &answer.request_id], |record| !record["end"].is_null()).await?;
@@ -157,7 +157,7 @@ async fn a_request_is_explained_after_it_ended() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn each_attempt_of_a_request_is_told() -> anyhow::Result<()> {
+async fn explain_lists_each_attempt_of_a_request() -> anyhow::Result<()> {
     let mut cluster = Cluster::mock().decode(2).node_flags(&["--mock-base-us", "10000"]).start().await?;
     let ask = Ask::tokens(prompt(200, 4)).max_tokens(40).ignore_eos();
     let mut stream = cluster.inference().generate(ask.0).await?.into_inner();
@@ -195,7 +195,7 @@ async fn each_attempt_of_a_request_is_told() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_request_queued_at_admission_is_told_as_one_decision() -> anyhow::Result<()> {
+async fn explain_shows_request_queued_at_admission_as_one_decision() -> anyhow::Result<()> {
     let cluster = Cluster::mock()
         .decode_flags(&["--max-running", "1", "--max-waiting", "1"])
         .node_flags(&["--mock-base-us", "10000"])
@@ -235,7 +235,7 @@ async fn a_request_queued_at_admission_is_told_as_one_decision() -> anyhow::Resu
 }
 
 #[tokio::test]
-async fn the_cache_is_shown_looked_up_and_cleared() -> anyhow::Result<()> {
+async fn cache_command_shows_looks_up_and_clears() -> anyhow::Result<()> {
     let cluster = Cluster::mock().prefill(2).start().await?;
     // Four requests begin with the same 320 tokens; each goes on with 100 of its own.
     let shared = prompt(320, 1);

@@ -15,7 +15,7 @@ fn texts(answers: &[Answer]) -> Vec<&str> {
 
 /// Line 6 of what several answers have to show.
 #[tokio::test]
-async fn four_answers_compute_the_prompt_once() -> anyhow::Result<()> {
+async fn request_with_n_answers_computes_its_prompt_once() -> anyhow::Result<()> {
     let cluster = Cluster::model(&model()).prefill(2).decode(2).start().await?;
     let words: Vec<_> = (0..).map(|n| format!("word{n}")).take(500).collect();
     let ask = |salt: &str| {
@@ -56,7 +56,7 @@ async fn four_answers_compute_the_prompt_once() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn answers_are_migrated_recovered_and_aborted_each_alone_or_together() -> anyhow::Result<()> {
+async fn n_answers_survive_decode_node_death_and_abort_together() -> anyhow::Result<()> {
     let mut cluster = Cluster::mock().prefill(1).decode(2).decode_flags(&["--mock-row-us", "3000"]).start().await?;
     let ask = || Ask::text("a prompt").max_tokens(60).ignore_eos().seeded(1, 1.0);
     let expected = cluster.answers(ask().n(3)).await?;
@@ -103,7 +103,7 @@ async fn answers_are_migrated_recovered_and_aborted_each_alone_or_together() -> 
 
 /// Nor do they wait for each other if there is room, whatever they may take at most.
 #[tokio::test]
-async fn several_answers_are_quick_on_an_idle_cluster() -> anyhow::Result<()> {
+async fn n_answers_on_an_idle_cluster_do_not_wait_for_each_other() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     let choices = v1::Choices { texts: vec!["yes".into(), "no".into()] };
     // Eight times 20,000 tokens are more than a node has room for.
@@ -116,7 +116,7 @@ async fn several_answers_are_quick_on_an_idle_cluster() -> anyhow::Result<()> {
 
 /// A request for many answers takes what others leave.
 #[tokio::test]
-async fn many_answers_do_not_keep_a_neighbour_from_its_tokens() -> anyhow::Result<()> {
+async fn many_n_answers_do_not_starve_other_requests() -> anyhow::Result<()> {
     let cluster = Cluster::mock().prefill(1).decode(1).decode_flags(&["--mock-row-us", "500"]).start().await?;
     let ask = |n| Ask::text("a prompt").max_tokens(60).ignore_eos().n(n);
     let alone = gap(&cluster, ask(1)).await?;
@@ -163,7 +163,7 @@ async fn gap(cluster: &Cluster, ask: Ask) -> anyhow::Result<Duration> {
 }
 
 #[tokio::test]
-async fn there_is_room_for_all_answers_or_for_none() -> anyhow::Result<()> {
+async fn n_answers_are_admitted_all_or_none() -> anyhow::Result<()> {
     let cluster = Cluster::mock().conductor_flags(&["--max-requests", "4"]).start().await?;
     let long = Ask::text("y").max_tokens(3000).ignore_eos();
     let mut running = cluster.inference().generate(long.0).await?.into_inner();

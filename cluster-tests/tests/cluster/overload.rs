@@ -56,7 +56,7 @@ async fn overload(cluster: &Arc<Cluster>) -> anyhow::Result<Vec<(HttpAnswer, Dur
 }
 
 #[tokio::test]
-async fn what_would_wait_for_too_long_is_refused_with_a_time_to_come_again() -> anyhow::Result<()> {
+async fn request_with_too_long_wait_is_refused_with_retry_after() -> anyhow::Result<()> {
     let cluster = slow_cluster("1000").await?;
     // Alone in the cluster: what it takes itself does not count.
     let long = cluster.http_with("/v1/completions", &[], Some(&completion(0, 1500))).await?;
@@ -119,7 +119,7 @@ async fn what_would_wait_for_too_long_is_refused_with_a_time_to_come_again() -> 
 }
 
 #[tokio::test]
-async fn objectives_come_by_header_by_body_and_by_default() -> anyhow::Result<()> {
+async fn objectives_are_taken_from_body_then_header_then_default() -> anyhow::Result<()> {
     let cluster = Cluster::mock().prefill_flags(&["--mock-row-us", "2000"]).conductor_flags(&["--tbt-slo-ms", "0.001"]);
     let cluster = cluster.start().await?;
     let ask = async |headers: &[(&str, &str)], baton: Value| {

@@ -20,7 +20,7 @@ async fn split(cluster: &Cluster) -> anyhow::Result<f64> {
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn the_tokens_are_those_of_a_prompt_that_one_node_computes() -> anyhow::Result<()> {
+async fn partial_prefill_gives_same_tokens_as_whole_prefill() -> anyhow::Result<()> {
     let model = model();
     let asks: Vec<_> = [700, 333, 1000, 150]
         .into_iter()
@@ -75,7 +75,7 @@ async fn the_tokens_are_those_of_a_prompt_that_one_node_computes() -> anyhow::Re
 }
 
 #[tokio::test]
-async fn either_node_may_die_in_the_middle_of_a_prompt() -> anyhow::Result<()> {
+async fn partial_prefill_survives_death_of_either_node() -> anyhow::Result<()> {
     let profile = tempfile::NamedTempFile::new()?;
     // 1,000 tokens take a second.
     let numbers = r#"{"name": "slow", "prefill_base": 0.001, "prefill_per_token": 0.001, "prefill_per_token_pair": 0.0, "decode_base": 0.002,

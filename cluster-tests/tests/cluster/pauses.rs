@@ -133,7 +133,7 @@ fn told(what: &str, mut pauses: Vec<Duration>) {
 
 #[tokio::test]
 #[ignore = "a figure; needs etcd, and takes three minutes: make test-long"]
-async fn etcd_nothing_is_placed_for_three_seconds_at_most() -> anyhow::Result<()> {
+async fn etcd_loss_of_leader_or_etcd_pauses_requests_and_fails_none() -> anyhow::Result<()> {
     let mut etcd = Etcd::start()?;
     let folder = tempfile::tempdir()?;
     let mut conductors = Conductors::start(&etcd, folder.path()).await?;

@@ -31,7 +31,7 @@ fn prefix_fetch(answer: &Answer) -> Option<v1::KvTransfer> {
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn a_prefix_that_only_another_node_holds_is_fetched_faster_than_computed() -> anyhow::Result<()> {
+async fn prefix_cached_at_another_node_is_fetched_faster_than_computed() -> anyhow::Result<()> {
     let model = model();
     for (transport, kv_dtype, row_bytes) in
         [("shm", "f16", F16_ROW), ("tcp", "f16", F16_ROW), ("shm", "int8", INT8_ROW), ("tcp", "int8", INT8_ROW)]
@@ -67,7 +67,7 @@ async fn a_prefix_that_only_another_node_holds_is_fetched_faster_than_computed()
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn without_fetching_everything_is_computed() -> anyhow::Result<()> {
+async fn prefix_is_computed_if_fetching_is_off() -> anyhow::Result<()> {
     let model = model();
     let builder = Cluster::model(&model).conductor_flags(&["--fetch-prefixes", "false"]);
     let mut cluster = builder.clone().start().await?;
@@ -83,7 +83,7 @@ async fn without_fetching_everything_is_computed() -> anyhow::Result<()> {
 /// The holder is stopped while it is read from, and then killed: only the reader has to do with it.
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn a_holder_that_dies_while_it_is_read_changes_nothing() -> anyhow::Result<()> {
+async fn death_of_holder_during_fetch_changes_no_token() -> anyhow::Result<()> {
     let model = model();
     let builder = Cluster::model(&model);
     let mut cluster = builder.clone().start().await?;
@@ -128,7 +128,7 @@ async fn a_holder_that_dies_while_it_is_read_changes_nothing() -> anyhow::Result
 /// A holder that stands still delays the other requests of its reader's step for half a second at
 /// most. The reader's part of the step is thrown away, and computed later.
 #[tokio::test]
-async fn a_holder_that_stands_still_does_not_hold_others_up() -> anyhow::Result<()> {
+async fn stalled_holder_does_not_delay_other_prompts() -> anyhow::Result<()> {
     let profile = tempfile::NamedTempFile::new()?;
     // 500 tokens a second are computed, and 2000 come from another node: of the 4 layers one in 132
     // ms.
@@ -206,7 +206,7 @@ fn new_tokens(before: &[u32], prompt: &[u32]) -> u32 {
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn each_turn_of_a_conversation_computes_its_new_text_alone() -> anyhow::Result<()> {
+async fn conversation_turn_computes_only_its_new_tokens() -> anyhow::Result<()> {
     let model = model();
     let builder = Cluster::model(&model).prefill(1).decode(2);
     let mut cluster = builder.clone().start().await?;
@@ -276,7 +276,7 @@ async fn holders(cluster: &Cluster) -> anyhow::Result<Vec<String>> {
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn a_hot_prefix_is_replicated_to_a_node_that_no_request_has_asked() -> anyhow::Result<()> {
+async fn hot_prefix_is_replicated_to_a_node_without_requests() -> anyhow::Result<()> {
     let model = model();
     let builder =
         Cluster::model(&model).conductor_flags(&["--replicate-prefixes", "2", "--replicate-interval-s", "0.3"]);
@@ -315,7 +315,7 @@ async fn a_hot_prefix_is_replicated_to_a_node_that_no_request_has_asked() -> any
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn without_replication_a_hot_prefix_stays_where_it_is() -> anyhow::Result<()> {
+async fn hot_prefix_is_not_replicated_if_replication_is_off() -> anyhow::Result<()> {
     let model = model();
     let builder =
         Cluster::model(&model).conductor_flags(&["--replicate-prefixes", "0", "--replicate-interval-s", "0.3"]);
@@ -327,7 +327,7 @@ async fn without_replication_a_hot_prefix_stays_where_it_is() -> anyhow::Result<
 }
 
 #[tokio::test]
-async fn a_reader_that_computes_otherwise_gets_no_lease() -> anyhow::Result<()> {
+async fn reader_of_another_kv_compatibility_class_gets_no_lease() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     for node in cluster.nodes().await? {
         let info = node.info.unwrap();

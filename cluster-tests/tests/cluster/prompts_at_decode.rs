@@ -17,7 +17,7 @@ fn prompt(n: u32, tokens: u32) -> Vec<u32> {
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn without_a_prefill_node_decode_nodes_answer_with_the_same_tokens() -> anyhow::Result<()> {
+async fn decode_nodes_without_prefill_node_give_same_tokens() -> anyhow::Result<()> {
     let model = model();
     let mut cluster = Cluster::model(&model).start().await?;
     let asks = [
@@ -116,7 +116,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn short_prompts_are_computed_at_decode_nodes_if_they_may_be_with_the_same_tokens() -> anyhow::Result<()> {
+async fn short_prompts_at_decode_node_give_same_tokens_and_lower_ttft() -> anyhow::Result<()> {
     let model = model();
     let builder = || Cluster::model(&model).decode_flags(&["--decode-chunk-tokens", "32"]);
     let whole_way = builder().conductor_flags(&["--prompts-at-decode", "never"]).start().await?;

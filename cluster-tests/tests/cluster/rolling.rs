@@ -51,7 +51,7 @@ async fn restart(ready_file: &Path, name: &str, pid: u64) -> anyhow::Result<u64>
 
 #[tokio::test]
 #[ignore = "needs etcd and the binaries of the commit before: BATON_PREVIOUS_BIN"]
-async fn etcd_conductors_then_nodes_are_replaced_by_the_next_version_without_a_failure() -> anyhow::Result<()> {
+async fn etcd_rolling_upgrade_of_conductors_and_nodes_fails_no_request() -> anyhow::Result<()> {
     let previous = PathBuf::from(std::env::var_os("BATON_PREVIOUS_BIN").context("BATON_PREVIOUS_BIN")?);
     let previous = previous.canonicalize().with_context(|| previous.display().to_string())?;
     let next = binary("baton")?.parent().context("a folder")?.canonicalize()?;

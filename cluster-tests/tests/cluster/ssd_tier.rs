@@ -53,7 +53,7 @@ fn builder(model: &Path, ssd: Option<&Path>) -> baton_cluster_tests::Builder {
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn a_working_set_of_four_times_the_arena_is_found_again_and_a_crash_loses_none_of_it() -> anyhow::Result<()> {
+async fn ssd_tier_serves_working_set_beyond_memory_and_survives_a_kill() -> anyhow::Result<()> {
     let model = model();
     let mut seen = Vec::new();
     let memory = builder(&model, None).start().await?;
@@ -90,7 +90,7 @@ async fn a_working_set_of_four_times_the_arena_is_found_again_and_a_crash_loses_
 /// Sequences that gave way at a decode node come back from its SSD.
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn what_a_decode_node_had_no_room_for_comes_back_from_its_ssd() -> anyhow::Result<()> {
+async fn preempted_sequences_are_read_back_from_ssd_with_same_tokens() -> anyhow::Result<()> {
     let model = model();
     let folder = tempfile::tempdir()?;
     // Memory for half of the sequences, of 8 blocks each.
@@ -120,7 +120,7 @@ async fn what_a_decode_node_had_no_room_for_comes_back_from_its_ssd() -> anyhow:
 
 #[tokio::test]
 #[ignore = "needs root, to mount a small file system, and a model: BATON_MODEL"]
-async fn a_full_disk_costs_cache_and_nothing_else() -> anyhow::Result<()> {
+async fn full_ssd_costs_cache_hits_and_fails_no_request() -> anyhow::Result<()> {
     let model = model();
     let folder = tempfile::tempdir()?;
     // A disk of 16 MiB: room for some 40 of the working set's 128 blocks.

@@ -139,7 +139,7 @@ async fn every_request_ends_while_nodes_die() -> anyhow::Result<()> {
 /// A node that is stopped says nothing, and its connections stand. What it has goes on elsewhere
 /// long before they are closed.
 #[tokio::test]
-async fn a_stopped_node_costs_a_pause() -> anyhow::Result<()> {
+async fn stopped_node_delays_its_request_and_changes_no_token() -> anyhow::Result<()> {
     let flags = ["--mock-base-us", "5000", "--mock-row-us", "500"];
     let cluster = Cluster::mock().prefill(2).decode(2).node_flags(&flags).start().await?;
     let stopped = async |ask: Ask, role: &str, after: Duration| {

@@ -132,18 +132,18 @@ async fn hold_to(schemas: u64, kills: usize) -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn schemas_are_held_to() -> anyhow::Result<()> {
+async fn generated_json_conforms_to_its_schema() -> anyhow::Result<()> {
     hold_to(16, 1).await
 }
 
 #[tokio::test]
 #[ignore = "takes four minutes: make test-long"]
-async fn two_hundred_schemas_are_held_to() -> anyhow::Result<()> {
+async fn generated_json_conforms_to_two_hundred_schemas() -> anyhow::Result<()> {
     hold_to(200, 5).await
 }
 
 #[tokio::test]
-async fn a_grammar_a_regex_and_choices_are_held_to() -> anyhow::Result<()> {
+async fn output_conforms_to_grammar_regex_and_choices() -> anyhow::Result<()> {
     let cluster = Cluster::model(&model()).start().await?;
     let ask = |form: Form| Ask::user("What do you say?").max_tokens(40).form(form).seeded(3, 1.0);
     let text = async |form: Form| anyhow::Ok(cluster.ask(ask(form)).await?.text);
@@ -171,7 +171,7 @@ async fn a_grammar_a_regex_and_choices_are_held_to() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn tools_are_called_as_they_ask() -> anyhow::Result<()> {
+async fn tool_calls_follow_tool_choice_and_parameter_schema() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     let tool = |name: &str, parameters: Value| {
         json!({ "type": "function", "function": { "name": name, "parameters": parameters } }).to_string()

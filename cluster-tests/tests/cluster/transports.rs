@@ -95,13 +95,13 @@ fn mock_asks() -> Vec<Ask> {
 }
 
 #[tokio::test]
-async fn nodes_of_one_host_share_memory_and_tcp_gives_the_same_tokens() -> anyhow::Result<()> {
+async fn shm_and_tcp_transports_give_same_tokens_of_mock() -> anyhow::Result<()> {
     the_same_over_shm_and_tcp(Cluster::mock(), &mock_asks()).await
 }
 
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
-async fn a_models_tokens_do_not_depend_on_the_transport() -> anyhow::Result<()> {
+async fn shm_and_tcp_transports_give_same_tokens_of_model() -> anyhow::Result<()> {
     let model = model();
     let questions = ["What is the capital of France?", "Name three rivers of Europe.", "Why is the sky blue?"];
     let asks: Vec<_> = questions.iter().map(|question| Ask::user(question).max_tokens(16)).collect();
@@ -109,7 +109,7 @@ async fn a_models_tokens_do_not_depend_on_the_transport() -> anyhow::Result<()> 
 }
 
 #[tokio::test]
-async fn pairs_that_transferred_nothing_are_not_listed_and_addresses_are() -> anyhow::Result<()> {
+async fn transfer_paths_list_only_pairs_that_sent_kv() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     assert_eq!(paths(&cluster, &["--json"]).await?.trim(), "[]");
     assert_eq!(
@@ -126,7 +126,7 @@ async fn pairs_that_transferred_nothing_are_not_listed_and_addresses_are() -> an
 }
 
 #[tokio::test]
-async fn a_transport_that_is_not_there_stops_the_start() -> anyhow::Result<()> {
+async fn unavailable_transport_stops_the_start() -> anyhow::Result<()> {
     let up = ["up", "--engine", "mock", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--transport"];
     let output = baton(&[&up[..], &["rdma"]].concat()).await?;
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -140,7 +140,7 @@ async fn a_transport_that_is_not_there_stops_the_start() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_forced_transport_that_the_peer_does_not_have_fails_the_request_by_name() -> anyhow::Result<()> {
+async fn forced_transport_missing_at_peer_fails_the_request() -> anyhow::Result<()> {
     let builder = Cluster::mock().prefill_flags(&["--transport", "shm"]).decode_flags(&["--transport", "tcp"]);
     let cluster = builder.start().await?;
     let (code, message) = cluster.refused(mock_asks().remove(0)).await;

@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_that_begin_alike_are_listed_and_not_all_of_them() {
+    fn ambiguous_request_id_lists_at_most_eight_matches() {
         let ids: Vec<_> = (1..=10).map(RequestId).collect();
         let two = several("000000", &ids[..2]);
         let listed = "00000000000000000000000000000001, 00000000000000000000000000000002";

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_deadline_of_a_call_is_read() {
+    fn grpc_timeout_metadata_is_parsed_or_refused() {
         let of = |text: &str| {
             let mut metadata = MetadataMap::new();
             metadata.insert("grpc-timeout", text.parse().unwrap());

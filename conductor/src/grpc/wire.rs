@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_lists_are_counted_wherever_they_are() {
+    fn repeated_field_entries_are_counted_in_nested_messages() {
         let mut request = messages(3);
         let sampling = v1::SamplingParameters {
             stop: vec!["x".into(); 2],
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_too_long_is_named_even_in_pieces() {
+    fn repeated_field_over_limit_is_named_even_in_several_parts() {
         let too_many = Err(WireError::TooMany("messages".into()));
         assert_eq!(count(GENERATE, &messages(MAX_ENTRIES + 1).encode_to_vec()), too_many);
         assert_eq!(count(GENERATE, &messages(MAX_ENTRIES).encode_to_vec()), Ok(MAX_ENTRIES));
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused() {
+    fn malformed_protobuf_message_is_refused() {
         // Truncated, a group, a length beyond the end, a varint without an end.
         for bytes in [&[0x08][..], &[0x0b, 0x0c], &[0x0a, 0x7f], &[0xff; 11]] {
             assert_eq!(count(GENERATE, bytes), Err(WireError::Malformed), "{bytes:?}");
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn every_method_that_takes_one_message_is_known() {
+    fn schema_knows_methods_that_take_a_single_message() {
         let schema = Schema::new(FILE_DESCRIPTORS).unwrap();
         assert!(
             schema.input("/baton.v1.Node/Session").is_none() && schema.input("/baton.v1.Inference/Abort").is_some()

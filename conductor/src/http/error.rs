@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_told_what_is_wrong() {
+    fn http_error_has_status_code_and_param() {
         let failure = |error: GenerateError| HttpError::of(&error, baton_api::MessagesRequest::FIELDS).failure;
         let long = failure(GenerateError::TooLong("9 tokens".to_owned()));
         assert_eq!(

@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn models_are_listed_in_the_form_of_each_api() {
+    fn model_list_has_the_form_of_each_api() {
         let card = v1::Model { name: "m".into(), context_length: 64, ..Default::default() };
         let model = json!({ "type": "model", "id": "m", "display_name": "m", "created_at": "1970-01-01T00:00:00Z" });
         let list = json!({ "data": [model], "has_more": false, "first_id": "m", "last_id": "m" });
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn an_objective_that_is_none_is_told_in_short() {
+    fn invalid_objective_header_gives_a_short_error() {
         let wrong = |value: &str| {
             let headers =
                 HeaderMap::from_iter([(header::HeaderName::from_static(TIMEOUT_HEADER), value.parse().unwrap())]);

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_reach_is_advertised() {
+    fn advertised_address_is_reachable_from_other_hosts() {
         let bound = |text: &str| text.parse::<SocketAddr>().unwrap();
         assert_eq!(advertised(bound("127.0.0.1:7"), None).unwrap(), "127.0.0.1:7");
         assert_eq!(advertised(bound("0.0.0.0:7"), Some("front-0.baton")).unwrap(), "front-0.baton:7");

@@ -42,7 +42,7 @@ pub async fn request_without_a_ready_node_is_refused_at_once() {
     w.ends().await;
 }
 
-pub async fn full_cluster_refuses_what_has_no_objective() {
+pub async fn full_cluster_refuses_request_without_objective() {
     let (mut w, mut answer, job) = full().await;
     let status = w.refusal(request("second", 2)).await;
     assert!(is_overloaded(&status) && status.message().starts_with("no decode node has room"), "{status}");
@@ -83,7 +83,7 @@ pub async fn queued_request_is_refused_at_its_deadline() {
     w.ends().await;
 }
 
-pub async fn conductor_takes_so_many_requests_at_once() {
+pub async fn conductor_at_max_requests_refuses_another() {
     let mut w = World::with_settings(Settings { max_requests: 1, ..settings() }, &["p0", "d0"]).await;
     let answer = w.generate(request("hi", 1)).await;
     let status = w.refusal(request("hi", 1)).await;

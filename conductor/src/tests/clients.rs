@@ -8,7 +8,7 @@ use super::node::{Job, decoded};
 use super::world::{World, settings, soon, until};
 use crate::config::Settings;
 
-pub async fn client_that_leaves_while_queued_is_forgotten() {
+pub async fn queued_request_is_dropped_when_its_client_leaves() {
     let mut w = World::with(&["p0"]).await;
     w.join("d0", |info| (info.profile.max_running, info.profile.max_waiting) = (1, 0)).await;
     let answer = w.generate(request("first", 2)).await;
@@ -21,7 +21,7 @@ pub async fn client_that_leaves_while_queued_is_forgotten() {
     w.ends().await;
 }
 
-pub async fn client_that_leaves_has_both_nodes_forget_its_request() {
+pub async fn request_is_aborted_at_both_nodes_when_its_client_leaves() {
     let mut w = World::with(&["p0", "d0"]).await;
     let stages: [fn(&mut World, &Job); 5] = [
         |_, _| {},
@@ -52,7 +52,7 @@ pub async fn client_that_leaves_has_both_nodes_forget_its_request() {
     assert_eq!((goodput.aborted, goodput.ended), (5, 0), "they neither met nor missed an objective");
 }
 
-pub async fn client_that_leaves_over_http_has_both_nodes_forget_its_request() {
+pub async fn http_request_is_aborted_at_both_nodes_when_its_client_leaves() {
     let mut w = World::with(&["p0", "d0"]).await;
     for stream in ["true", "false"] {
         let body = format!(r#"{{"prompt":"hi","max_tokens":9,"stream":{stream}}}"#);
@@ -67,7 +67,7 @@ pub async fn client_that_leaves_over_http_has_both_nodes_forget_its_request() {
     }
 }
 
-pub async fn client_that_leaves_during_recovery_is_forgotten() {
+pub async fn recovering_request_is_dropped_when_its_client_leaves() {
     let mut w = World::with(&["p0", "d0"]).await;
     let answer = w.generate(request("hi", 9)).await;
     w.job().await;
@@ -114,7 +114,7 @@ async fn says_much(w: &mut World, job: &Job, tokens: std::ops::Range<u32>) {
     w.report().await;
 }
 
-pub async fn client_that_leaves_too_much_unread_is_ended() {
+pub async fn request_with_too_many_unread_bytes_is_ended() {
     let (mut w, mut answer, job) = unread(Settings { max_body_bytes_total: 1 << 16, ..settings() }).await;
     says_much(&mut w, &job, 1..7001).await;
     w.node("d0").hears_abort(job.key).await;
@@ -123,7 +123,7 @@ pub async fn client_that_leaves_too_much_unread_is_ended() {
     w.ends().await;
 }
 
-pub async fn client_that_reads_nothing_for_long_is_ended() {
+pub async fn unread_request_is_ended_at_stall_timeout() {
     let (mut w, mut answer, job) = unread(Settings { stall_timeout_s: 20.0, ..settings() }).await;
     says_much(&mut w, &job, 1..7001).await;
     w.pass_ms(15_000).await;

@@ -26,7 +26,7 @@ pub async fn job_that_a_node_refuses_is_placed_again() {
     w.ends().await;
 }
 
-pub async fn job_that_finds_no_room_in_a_session_goes_to_another_node() {
+pub async fn job_for_full_session_goes_to_another_node() {
     let mut w = World::with(&["p0", "p1", "d0"]).await;
     let id = w.node("p0").info.node.clone();
     while w.frontend.nodes.send(&id, Command::ClearCache(v1::ClearCacheCommand {})) {}
@@ -44,7 +44,7 @@ pub async fn job_that_finds_no_room_in_a_session_goes_to_another_node() {
     w.ends().await;
 }
 
-pub async fn failure_in_mid_stream_is_told_over_http() {
+pub async fn failure_in_mid_stream_is_reported_over_http() {
     let mut w = World::with(&["p0", "d0"]).await;
     for (stream, status) in [("true", 200), ("false", 500)] {
         let body = format!(r#"{{"prompt":"hi","max_tokens":9,"stream":{stream}}}"#);
@@ -121,7 +121,7 @@ pub async fn request_without_progress_is_ended() {
     w.ends().await;
 }
 
-pub async fn request_that_takes_too_long_is_ended() {
+pub async fn request_past_its_timeout_is_ended() {
     let mut w = World::with(&["p0", "d0"]).await;
     let mut answer = w.generate(v1::GenerateRequest { timeout_ms: Some(2000.0), ..request("hi", 9) }).await;
     let job = w.job().await;
@@ -139,7 +139,7 @@ pub async fn request_that_takes_too_long_is_ended() {
     w.ends().await;
 }
 
-pub async fn message_that_cannot_be_read_is_skipped() {
+pub async fn unreadable_node_message_is_skipped_or_fails_its_request() {
     let mut w = World::with(&["p0", "d0"]).await;
     let mut answer = w.generate(request("hi", 3)).await;
     let job = w.job().await;
@@ -188,7 +188,7 @@ pub async fn events_of_other_nodes_and_requests_are_ignored() {
     w.ends().await;
 }
 
-pub async fn node_that_answers_as_another_one_gets_no_session() {
+pub async fn node_that_answers_by_another_name_gets_no_session() {
     let mut w = World::with(&["p0", "d0"]).await;
     let mut info = w.node("p0").info.clone();
     info.node = NodeId::new("p1").unwrap();

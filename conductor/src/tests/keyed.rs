@@ -21,7 +21,7 @@ async fn begun(max_tokens: u32) -> (World, Answer, Job) {
     (w, answer, job)
 }
 
-pub async fn request_that_is_asked_for_again_gets_the_same_answer() {
+pub async fn repeated_idempotency_key_attaches_to_running_request() {
     let (mut w, mut first, job) = begun(3).await;
     // Another name for operators, and less patience, are no other request.
     let again = v1::GenerateRequest { client_request_id: "again".into(), timeout_ms: Some(9000.0), ..keyed(3) };
@@ -39,7 +39,7 @@ pub async fn request_that_is_asked_for_again_gets_the_same_answer() {
     w.ends().await;
 }
 
-pub async fn request_goes_on_for_a_client_that_waits_longer_than_the_first() {
+pub async fn keyed_request_continues_for_client_with_longer_timeout() {
     let mut w = World::with(&["p0", "d0"]).await;
     let mut first = w.generate(v1::GenerateRequest { timeout_ms: Some(3000.0), ..keyed(3) }).await;
     let job = w.job().await;
@@ -59,7 +59,7 @@ pub async fn request_goes_on_for_a_client_that_waits_longer_than_the_first() {
     w.ends().await;
 }
 
-pub async fn key_of_another_request_is_refused() {
+pub async fn idempotency_key_of_another_request_is_refused() {
     let (mut w, first, _) = begun(3).await;
     let status = w.refusal(keyed(4)).await;
     assert_eq!(status.code(), Code::AlreadyExists);
@@ -71,7 +71,7 @@ pub async fn key_of_another_request_is_refused() {
     w.ends().await;
 }
 
-pub async fn answer_is_kept_for_a_while_after_its_reader_left() {
+pub async fn keyed_answer_is_kept_ten_seconds_after_its_client_left() {
     let (mut w, first, job) = begun(3).await;
     w.report().await;
     drop(first);
@@ -96,7 +96,7 @@ pub async fn answer_is_kept_for_a_while_after_its_reader_left() {
     w.ends().await;
 }
 
-pub async fn request_that_no_client_reads_is_ended() {
+pub async fn keyed_request_is_ended_ten_seconds_after_its_client_left() {
     let (mut w, first, job) = begun(9).await;
     w.report().await;
     drop(first);
@@ -108,7 +108,7 @@ pub async fn request_that_no_client_reads_is_ended() {
     w.ends().await;
 }
 
-pub async fn request_whose_first_try_failed_is_served_anew() {
+pub async fn keyed_request_is_served_anew_after_its_first_try_failed() {
     let mut w = World::with(&[]).await;
     let status = w.refusal(keyed(1)).await;
     assert_eq!(status.code(), Code::Unavailable);
@@ -146,7 +146,7 @@ pub async fn request_whose_first_try_failed_is_served_anew() {
     w.ends().await;
 }
 
-pub async fn request_over_http_is_asked_for_again() {
+pub async fn repeated_http_idempotency_key_attaches_to_running_request() {
     let mut w = World::with(&["p0", "d0"]).await;
     let ask = |w: &World, key: &str, body: &str| {
         super::client::http_with(w.addresses.http, "/v1/completions", &[("Idempotency-Key", key)], body)
@@ -177,7 +177,7 @@ pub async fn request_over_http_is_asked_for_again() {
 }
 
 /// So another conductor, which knows nothing of the first try, draws the same tokens.
-pub async fn seed_follows_from_the_key() {
+pub async fn seed_is_derived_from_idempotency_key() {
     let (mut one, mut two) = (World::with(&["p0", "d0"]).await, World::with(&["p0", "d0"]).await);
     let _answers = [one.generate(keyed(3)).await, two.generate(keyed(3)).await];
     let seed = |job: Job| job.wire.sampling.unwrap().seed;

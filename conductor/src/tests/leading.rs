@@ -63,7 +63,7 @@ pub async fn request_of_a_follower_is_placed_by_the_leader() {
     assert_eq!(rows, ("p0", "d0", 3), "the leader's grounds are known where the request is");
 }
 
-pub async fn refusal_of_the_leader_is_the_clients() {
+pub async fn refusal_by_leader_reaches_client_of_follower() {
     let (mut leader, w) = two(&["p0", "d0"]).await;
     let _link = w.follows(&leader).await;
     leader.node("d0").die();
@@ -73,7 +73,7 @@ pub async fn refusal_of_the_leader_is_the_clients() {
     assert_eq!((leader.placed(), leader.frontend.cluster().requests_queued()), (0, 0));
 }
 
-pub async fn follower_explains_by_the_books_of_the_leader() {
+pub async fn follower_explains_placement_by_state_of_leader() {
     let (mut leader, mut w) = two(&["p0", "d0"]).await;
     let link = w.follows(&leader).await;
     // Only the leader's books have it.
@@ -95,7 +95,7 @@ pub async fn follower_explains_by_the_books_of_the_leader() {
     assert_eq!((status.code(), status.message()), (Code::Unavailable, "no conductor leads: nothing is placed"));
 }
 
-pub async fn grants_and_migrations_of_a_follower_are_the_leaders() {
+pub async fn leader_reselects_and_migrates_for_requests_of_follower() {
     let (mut leader, mut w) = two(&["p0", "d0", "d1"]).await;
     leader.report().await;
     w.report().await;
@@ -133,7 +133,7 @@ pub async fn grants_and_migrations_of_a_follower_are_the_leaders() {
     w.ends().await;
 }
 
-pub async fn node_that_left_since_it_was_chosen_is_replaced() {
+pub async fn follower_refuses_request_placed_at_a_node_it_has_lost() {
     let (leader, mut w) = two(&["p0", "d0", "d1"]).await;
     let _link = w.follows(&leader).await;
     // The leader has not noticed, and chooses it again and again.
@@ -173,7 +173,7 @@ pub async fn request_outlives_its_leader() {
     w.ends().await;
 }
 
-pub async fn new_leader_knows_what_others_have() {
+pub async fn new_leader_learns_running_requests_from_followers() {
     let (mut leader, mut w) = two(&["p0", "d0"]).await;
     let link = w.follows(&leader).await;
     let mut answer = w.generate(request("hi", 3)).await;
@@ -215,7 +215,7 @@ pub async fn request_is_refused_after_ten_seconds_without_a_leader() {
     w.ends().await;
 }
 
-pub async fn what_a_conductor_had_is_given_back_if_it_stays_away() {
+pub async fn placements_of_lost_follower_are_released_after_ten_seconds() {
     let (mut leader, mut w) = two(&["p0", "d0"]).await;
     let link = w.follows(&leader).await;
     let _answer = w.generate(request("hi", 3)).await;
@@ -227,7 +227,7 @@ pub async fn what_a_conductor_had_is_given_back_if_it_stays_away() {
     leader.until_placed(0).await;
 }
 
-pub async fn conductor_that_does_not_lead_says_so() {
+pub async fn conductor_that_does_not_lead_refuses_followers() {
     let (leader, w) = two(&["p0", "d0"]).await;
     leader.frontend.step_down();
     let error = soon(follow(&w.frontend, &leader.addresses.grpc.to_string())).await.unwrap_err().to_string();
@@ -244,7 +244,7 @@ pub async fn conductor_that_does_not_lead_says_so() {
     assert!(!w.frontend.is_ready());
 }
 
-pub async fn conductor_that_has_long_had_no_leader_is_not_ready() {
+pub async fn conductor_without_leader_is_not_ready_after_five_seconds() {
     let mut w = World::with(&["p0", "d0"]).await;
     assert!(w.frontend.is_ready());
     w.frontend.step_down();
@@ -256,7 +256,7 @@ pub async fn conductor_that_has_long_had_no_leader_is_not_ready() {
     assert!(w.frontend.is_ready());
 }
 
-pub async fn leader_that_another_has_followed_steps_down() {
+pub async fn leader_that_hears_of_a_later_term_steps_down() {
     let mut w = World::with(&["p0", "d0"]).await;
     w.frontend.lead(1, Duration::ZERO);
     let mut answer = w.generate(request("hi", 2)).await;
@@ -275,7 +275,7 @@ pub async fn leader_that_another_has_followed_steps_down() {
     w.ends().await;
 }
 
-pub async fn conductor_that_is_alone_goes_on_in_the_term_that_nodes_have_heard_of() {
+pub async fn single_conductor_adopts_latest_term_known_to_nodes() {
     let mut w = World::with(&["p0", "d0"]).await;
     let mut answer = w.generate(request("hi", 2)).await;
     let job = w.job().await;

@@ -22,7 +22,7 @@ async fn decoding() -> (World, Answer, Job, String) {
     (w, answer, job, other.to_owned())
 }
 
-pub async fn offered_sequence_goes_on_at_another_node() {
+pub async fn sequence_migrates_to_another_decode_node() {
     let (mut w, mut answer, first, to) = decoding().await;
     w.node(&first.decode()).offer(first.key, 2);
     let migrated = w.job().await;
@@ -45,7 +45,7 @@ pub async fn offered_sequence_goes_on_at_another_node() {
     w.ends().await;
 }
 
-pub async fn node_that_refuses_a_sequence_leaves_it_where_it_is() {
+pub async fn refused_migration_leaves_sequence_at_its_node() {
     let (mut w, mut answer, first, to) = decoding().await;
     w.node(&first.decode()).offer(first.key, 2);
     let migrated = w.job().await;
@@ -65,7 +65,7 @@ pub async fn node_that_refuses_a_sequence_leaves_it_where_it_is() {
     w.ends().await;
 }
 
-pub async fn sequence_goes_on_at_the_asked_node_if_its_own_dies() {
+pub async fn migrating_sequence_continues_at_target_if_source_dies() {
     let (mut w, mut answer, first, to) = decoding().await;
     w.node(&first.decode()).offer(first.key, 2);
     let migrated = w.job().await;
@@ -80,7 +80,7 @@ pub async fn sequence_goes_on_at_the_asked_node_if_its_own_dies() {
     w.ends().await;
 }
 
-pub async fn refused_grant_is_reselected() {
+pub async fn refused_grant_reselects_another_decode_node() {
     let mut w = World::with(&["p0", "d0", "d1"]).await;
     w.report().await;
     let mut answer = w.generate(request("hi", 2)).await;

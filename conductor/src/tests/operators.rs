@@ -96,7 +96,7 @@ pub async fn operators_see_nodes_loads_and_caches() {
     w.ends().await;
 }
 
-pub async fn operators_are_told_why_and_what_became_of_a_request() {
+pub async fn explain_and_recall_report_placement_and_end_of_request() {
     let mut w = World::with(&["p0", "d0"]).await;
     let mut operator = w.operator();
     let explain = v1::ExplainRequest { request: Some(request("hi", 2)) };
@@ -119,7 +119,7 @@ pub async fn operators_are_told_why_and_what_became_of_a_request() {
     w.ends().await;
 }
 
-pub async fn settings_change_while_it_serves() {
+pub async fn run_time_settings_change_while_conductor_serves() {
     let mut w = World::with(&["p0", "d0"]).await;
     let mut operator = w.operator();
     let watched = soon(operator.watch_settings(v1::WatchSettingsRequest {})).await.unwrap();
@@ -167,7 +167,7 @@ pub async fn settings_change_while_it_serves() {
     w.down().await.unwrap();
 }
 
-pub async fn health_and_metrics_are_told() {
+pub async fn health_readiness_and_metrics_follow_the_nodes() {
     let mut w = World::with(&[]).await;
     let mut health = HealthClient::new(w.channel());
     let whole = HealthCheckRequest { service: String::new() };

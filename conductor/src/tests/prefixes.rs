@@ -34,7 +34,7 @@ fn failure() -> FetchReport {
     FetchReport { failure: Some(refused), ..FetchReport::default() }
 }
 
-pub async fn prefix_is_fetched_and_a_failed_fetch_is_computed() {
+pub async fn prefix_is_fetched_from_holder_or_computed_if_the_fetch_fails() {
     let mut w = World::with(&["p1", "d0"]).await;
     w.join("p0", |info| info.profile.max_waiting = 1).await;
     holds(&mut w, "p0").await;
@@ -68,7 +68,7 @@ pub async fn prefix_is_fetched_and_a_failed_fetch_is_computed() {
     w.ends().await;
 }
 
-pub async fn hot_prefix_is_replicated_and_an_overdue_replication_given_up() {
+pub async fn hot_prefix_is_replicated_and_overdue_replication_is_aborted() {
     let replicating = Settings { replicate_prefixes: 2, replicate_interval_s: 1.0, ..settings() };
     let mut w = World::with_settings(replicating, &["p0", "p1", "d0"]).await;
     holds(&mut w, "p0").await;
@@ -101,7 +101,7 @@ pub async fn hot_prefix_is_replicated_and_an_overdue_replication_given_up() {
     w.ends().await;
 }
 
-pub async fn missed_prefix_events_are_asked_for_again() {
+pub async fn gap_in_kv_events_requests_a_new_snapshot() {
     let mut w = World::with(&["p0", "d0"]).await;
     holds(&mut w, "p0").await;
     let hash = w.frontend.prompt_hashes(request(&prompt(), 1)).await.unwrap().1[0];

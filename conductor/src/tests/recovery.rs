@@ -22,7 +22,7 @@ fn other(node: &str) -> String {
     format!("{kind}{}", if number == "0" { 1 } else { 0 })
 }
 
-pub async fn decode_node_dies_and_each_token_comes_once() {
+pub async fn decode_node_death_neither_loses_nor_repeats_a_token() {
     let mut w = World::with(&["p0", "p1", "d0", "d1"]).await;
     let mut answer = w.generate(request("hi", 4)).await;
     let first = w.job().await;
@@ -53,7 +53,7 @@ pub async fn decode_node_dies_and_each_token_comes_once() {
     w.ends().await;
 }
 
-pub async fn prefill_node_dies_and_another_computes_the_prompt() {
+pub async fn prompt_of_dead_prefill_node_is_computed_at_another() {
     let mut w = World::with(&["p0", "p1", "d0"]).await;
     let mut answer = w.generate(request("hi", 2)).await;
     let first = w.job().await;
@@ -103,7 +103,7 @@ pub async fn silent_node_is_suspected_after_two_seconds_and_lost_after_ten() {
     w.ends().await;
 }
 
-pub async fn silent_node_without_a_replacement_keeps_its_request_until_it_is_lost() {
+pub async fn silent_node_without_replacement_keeps_its_request_until_lost() {
     let mut w = World::with(&["p0", "d0"]).await;
     let (mut answer, job) = decoding(&mut w, 3).await;
     w.report().await;
@@ -122,7 +122,7 @@ pub async fn silent_node_without_a_replacement_keeps_its_request_until_it_is_los
     w.ends().await;
 }
 
-pub async fn silent_node_gives_its_request_up_once_another_node_is_there() {
+pub async fn request_of_silent_node_is_placed_again_once_another_joins() {
     let mut w = World::with(&["p0", "d0"]).await;
     let (mut answer, first) = decoding(&mut w, 4).await;
     w.report().await;
@@ -140,7 +140,7 @@ pub async fn silent_node_gives_its_request_up_once_another_node_is_there() {
     w.ends().await;
 }
 
-pub async fn report_of_an_earlier_start_says_nothing_of_the_later_one() {
+pub async fn report_of_earlier_generation_is_ignored() {
     let mut w = World::with(&["p0", "d0"]).await;
     let earlier = w.node("d0").info.clone();
     w.node("d0").restart(2);
@@ -151,7 +151,7 @@ pub async fn report_of_an_earlier_start_says_nothing_of_the_later_one() {
     w.ends().await;
 }
 
-pub async fn node_that_cannot_keep_up_with_its_commands_is_lost() {
+pub async fn node_with_full_command_queue_is_lost() {
     let mut w = World::with(&["p0", "d0"]).await;
     let id = w.node("d0").info.node.clone();
     let command = || Command::ClearCache(v1::ClearCacheCommand {});
@@ -179,7 +179,7 @@ pub async fn node_that_does_not_greet_is_dialled_again_after_five_seconds() {
     w.ends().await;
 }
 
-pub async fn request_ends_if_two_nodes_die_with_it() {
+pub async fn request_fails_after_two_nodes_died_with_it() {
     let mut w = World::with(&["p0", "p1", "p2", "d0"]).await;
     let mut answer = w.generate(request("hi", 2)).await;
     for _ in 0..2 {
@@ -194,7 +194,7 @@ pub async fn request_ends_if_two_nodes_die_with_it() {
     w.ends().await;
 }
 
-pub async fn stalled_engine_gives_its_request_up_once_another_node_is_there() {
+pub async fn request_of_stalled_engine_is_placed_again_once_another_node_joins() {
     let mut w = World::with(&["p0", "d0"]).await;
     let (mut answer, first) = decoding(&mut w, 4).await;
     w.node("d0").load.stalled = true;
@@ -214,7 +214,7 @@ pub async fn stalled_engine_gives_its_request_up_once_another_node_is_there() {
     w.ends().await;
 }
 
-pub async fn node_that_starts_again_takes_over_from_its_earlier_start() {
+pub async fn restarted_node_replaces_its_earlier_generation() {
     let mut w = World::with(&["p0", "d0"]).await;
     let (mut answer, first) = decoding(&mut w, 4).await;
     w.node("d0").restart(2);
@@ -235,7 +235,7 @@ pub async fn node_that_starts_again_takes_over_from_its_earlier_start() {
     w.ends().await;
 }
 
-pub async fn request_without_a_decode_node_waits_ten_seconds() {
+pub async fn request_without_decode_node_fails_after_ten_seconds() {
     let mut w = World::with(&["p0", "d0"]).await;
     let (mut answer, _) = decoding(&mut w, 4).await;
     w.node("d0").die();
@@ -253,7 +253,7 @@ pub async fn request_without_a_decode_node_waits_ten_seconds() {
     w.ends().await;
 }
 
-pub async fn request_goes_on_if_a_decode_node_comes_in_time() {
+pub async fn request_without_decode_node_continues_if_one_joins_in_time() {
     let mut w = World::with(&["p0", "d0"]).await;
     let (mut answer, _) = decoding(&mut w, 3).await;
     w.node("d0").die();
@@ -269,7 +269,7 @@ pub async fn request_goes_on_if_a_decode_node_comes_in_time() {
     w.ends().await;
 }
 
-pub async fn many_requests_of_a_lost_node_go_on_elsewhere() {
+pub async fn requests_of_lost_node_are_placed_again_32_at_a_time() {
     const REQUESTS: usize = 40;
     let mut w = World::with(&[]).await;
     let roomy = |info: &mut NodeInfo| (info.profile.max_waiting, info.profile.max_running) = (99, 99);

@@ -32,7 +32,7 @@ pub async fn request_streams_to_its_end_over_grpc() {
     w.ends().await;
 }
 
-pub async fn first_token_is_kept_back_to_even_the_gaps_out() {
+pub async fn first_token_smoothing_keeps_the_first_token_back() {
     let mut w = World::with(&["p0", "d0"]).await;
     let slo = v1::ServiceLevelObjectives { ttft_ms: Some(10_000.0), tbt_ms: Some(20.0) };
     let mut answer = w.generate(v1::GenerateRequest { slo: Some(slo), ..request("hi", 2) }).await;
@@ -49,7 +49,7 @@ pub async fn first_token_is_kept_back_to_even_the_gaps_out() {
     w.ends().await;
 }
 
-pub async fn decode_node_computes_the_last_part_of_a_long_prompt() {
+pub async fn long_prompt_gets_partial_prefill_at_its_decode_node() {
     let mut w = World::with_settings(Settings { partial_prefill: true, ..settings() }, &["p0", "d0"]).await;
     let mut answer = w.generate(request(&"0123456789abcdef".repeat(100), 2)).await;
     let job = w.job().await;
@@ -65,7 +65,7 @@ pub async fn decode_node_computes_the_last_part_of_a_long_prompt() {
     w.ends().await;
 }
 
-pub async fn completion_streams_and_is_given_whole_over_http() {
+pub async fn http_completion_is_served_streamed_and_whole() {
     let mut w = World::with(&["p0", "d0"]).await;
     for stream in ["true", "false"] {
         let body = format!(r#"{{"model":"mock","prompt":"hi","max_tokens":2,"stream":{stream}}}"#);
@@ -85,7 +85,7 @@ pub async fn completion_streams_and_is_given_whole_over_http() {
     w.ends().await;
 }
 
-pub async fn one_token_needs_no_decode_node() {
+pub async fn single_token_request_gets_no_decode_node() {
     let mut w = World::with(&["p0", "d0"]).await;
     let mut answer = w.generate(request("hi", 1)).await;
     let job = w.job().await;
@@ -96,7 +96,7 @@ pub async fn one_token_needs_no_decode_node() {
     w.ends().await;
 }
 
-pub async fn stop_string_ends_the_answer_and_both_nodes_forget_it() {
+pub async fn stop_string_ends_request_and_aborts_it_at_both_nodes() {
     let mut w = World::with(&["p0", "d0"]).await;
     let mut asked = request("hi", 9);
     asked.sampling.as_mut().unwrap().stop = vec!["bc".into()];
@@ -114,7 +114,7 @@ pub async fn stop_string_ends_the_answer_and_both_nodes_forget_it() {
     w.ends().await;
 }
 
-pub async fn several_answers_begin_once_the_first_decodes() {
+pub async fn request_with_n_answers_places_others_once_the_first_decodes() {
     let mut w = World::with(&["p0", "d0"]).await;
     let asked = v1::GenerateRequest { n: 2, ..request("hi", 2) };
     let mut client = w.inference();
@@ -138,7 +138,7 @@ pub async fn several_answers_begin_once_the_first_decodes() {
     w.ends().await;
 }
 
-pub async fn log_probabilities_of_the_prompt_come_once() {
+pub async fn prompt_logprobs_are_sent_once() {
     let mut w = World::with(&["p0", "d0"]).await;
     let mut asked = request("hi", 1);
     asked.sampling.as_mut().unwrap().prompt_logprobs = Some(0);
@@ -161,7 +161,7 @@ pub async fn log_probabilities_of_the_prompt_come_once() {
     w.ends().await;
 }
 
-pub async fn answer_ends_though_the_report_of_the_handoff_never_comes() {
+pub async fn request_without_handoff_report_ends_after_two_seconds() {
     let mut w = World::with(&["p0", "d0"]).await;
     let mut answer = w.generate(request("hi", 2)).await;
     let job = w.job().await;
@@ -176,7 +176,7 @@ pub async fn answer_ends_though_the_report_of_the_handoff_never_comes() {
     w.ends().await;
 }
 
-pub async fn prompt_goes_to_a_decode_node_while_no_prefill_node_is_there() {
+pub async fn prompt_without_prefill_node_is_computed_at_decode_node() {
     let fallback = Settings { prompts_at_decode: "fallback".into(), ..settings() };
     let mut w = World::with_settings(fallback, &["d0"]).await;
     let mut answer = w.generate(request("hi", 2)).await;
@@ -190,7 +190,7 @@ pub async fn prompt_goes_to_a_decode_node_while_no_prefill_node_is_there() {
     w.ends().await;
 }
 
-pub async fn reports_of_steps_and_transfers_are_taken_in() {
+pub async fn step_and_transfer_reports_are_kept_for_operators() {
     let mut w = World::with(&["p0", "d0"]).await;
     let slice = v1::SliceReport { rows: 8, attended_tokens: 64, seconds: 0.01 };
     let step = v1::StepReport { rows: 2, attended_tokens: 100, seconds: 0.02, prompt_rows: 0, slice: Some(slice) };

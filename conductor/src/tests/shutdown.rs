@@ -59,7 +59,7 @@ pub async fn conductor_is_not_ready_then_drains_then_is_down() {
     assert_eq!(w.frontend.shutdown.phase(), Phase::Flushed);
 }
 
-pub async fn second_signal_ends_what_is_left() {
+pub async fn second_signal_ends_running_requests() {
     let (mut w, mut answer, job) = serving().await;
     w.signal();
     until_phase(&w, Phase::NotReady).await;
@@ -72,7 +72,7 @@ pub async fn second_signal_ends_what_is_left() {
     w.down().await.unwrap();
 }
 
-pub async fn queued_request_is_sent_away_when_the_drain_begins() {
+pub async fn queued_request_is_refused_when_drain_begins() {
     let (mut w, mut answer, job) = serving().await;
     let other = w.generate(request("hi", 2)).await;
     let slo = v1::ServiceLevelObjectives { ttft_ms: Some(60_000.0), tbt_ms: None };
@@ -105,7 +105,7 @@ pub async fn failed_task_takes_the_conductor_down() {
     assert_eq!(w.down().await.unwrap_err().to_string(), "task 'weak' failed: no luck");
 }
 
-pub async fn grace_period_ends_what_is_left() {
+pub async fn end_of_grace_period_ends_running_requests() {
     let (mut w, mut answer, job) = serving().await;
     w.signal();
     until_phase(&w, Phase::NotReady).await;

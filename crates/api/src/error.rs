@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_api_has_its_own_form() {
+    fn error_body_has_the_form_of_each_api() {
         let failure: Failure = BadRequest::new("n", "0").into();
         assert_eq!(
             ErrorForm::OpenAi.body(&failure),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_have_the_names_of_the_api() {
+    fn error_fields_have_the_names_of_the_api() {
         let names =
             FieldNames::new(&[("text", "prompt"), ("n", "n")]).with("n", "best_of", true).with("text", "x", false);
         assert_eq!((names.of("text"), names.of("stop"), names.of("n")), ("prompt", "stop", "best_of"));

@@ -321,13 +321,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn depth_is_of_brackets_outside_of_texts() {
+    fn json_depth_ignores_brackets_in_strings() {
         assert_eq!(depth("1"), 0);
         assert_eq!(depth(r#"{"a[[\"[": [1, {"b": "}"}], "c": []}"#), 3);
     }
 
     #[test]
-    fn json_has_a_bound_of_bytes_and_depth() {
+    fn json_over_byte_or_depth_limit_is_refused() {
         let nested = |depth| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
         assert!(serde_json::from_str::<Json<999>>(&nested(MAX_JSON_DEPTH)).is_ok());
         assert!(serde_json::from_str::<Json<999>>(&nested(MAX_JSON_DEPTH + 1)).is_err());
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_cut_between_characters() {
+    fn long_text_is_truncated_between_characters() {
         assert_eq!(cut(&"ä".repeat(99)), "ä".repeat(64));
         assert_eq!(cut("ab"), "ab");
     }

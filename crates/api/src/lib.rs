@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_body_is_refused_by_field() {
         let chat = bad::<ChatRequest>;
         assert_eq!(chat("{}").0, "messages");
         assert_eq!(chat(r#"{"messages": [], "colour": 1}"#), ("colour".into(), "this field is not known".into()));

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_are_not_known_end_the_reading_or_are_told() {
+    fn unknown_fields_are_refused_or_reported() {
         assert_eq!(taken::<Strict>(), ["a"]);
         assert!(serde_json::from_str::<Strict>(r#"{"a": 1, "b": null, "?": null}"#).is_ok());
         assert!(serde_json::from_str::<Strict>(r#"{"a": 1, "b": 2}"#).is_err());

@@ -25,7 +25,7 @@ mod tests {
     }
 
     #[test]
-    fn request_schemas_have_the_fields_that_are_taken() {
+    fn openapi_request_schemas_have_exactly_the_accepted_fields() {
         let document = document();
         let schemas = &document["components"]["schemas"];
         let modules = [
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn the_document_has_the_paths_of_its_port() {
+    fn openapi_document_has_the_paths_of_its_port() {
         let of_port = |has_metrics| -> Value { serde_json::from_str(&openapi(has_metrics)).expect("JSON") };
         assert_eq!(of_port(true), document());
         let without = of_port(false);
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn references_lead_somewhere() {
+    fn openapi_references_resolve() {
         fn check(value: &Value, document: &Value) {
             if let Some(reference) = value["$ref"].as_str() {
                 let pointer = reference.strip_prefix('#').expect(reference);

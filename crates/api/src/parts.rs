@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn log_probabilities_of_half_a_character_come_with_its_text() {
+    fn logprobs_of_incomplete_character_come_with_its_text() {
         let of = |text: &str| TokenLogprobs { text: text.into(), ..Default::default() };
         let delta = |text: &str, reasoning: &str, token: &str| v1::Delta {
             text: text.into(),

@@ -64,19 +64,19 @@ fn check<T: DeserializeOwned>(schema: &str, needed: Value, fields: &[(String, St
 }
 
 #[test]
-fn completions_take_what_their_table_says() {
+fn completions_fields_match_the_api_page() {
     let own = table("Of `/v1/completions`:", "Of `/v1/chat/completions`:");
     check::<CompletionRequest>("CompletionRequest", json!({"prompt": "x"}), &[openai(), own].concat());
 }
 
 #[test]
-fn chat_completions_take_what_their_table_says() {
+fn chat_completions_fields_match_the_api_page() {
     let own = table("Of `/v1/chat/completions`:", "A schema has");
     check::<ChatRequest>("ChatRequest", json!({"messages": []}), &[openai(), own].concat());
 }
 
 #[test]
-fn messages_take_what_their_table_says() {
+fn messages_fields_match_the_api_page() {
     check::<MessagesRequest>(
         "MessagesRequest",
         json!({"messages": []}),
@@ -85,19 +85,19 @@ fn messages_take_what_their_table_says() {
 }
 
 #[test]
-fn responses_take_what_their_table_says() {
+fn responses_fields_match_the_api_page() {
     check::<ResponsesRequest>("ResponsesRequest", json!({"input": "x"}), &table("Of `/v1/responses`:", "An item is"));
 }
 
 #[test]
-fn tokens_are_taken_as_their_tables_say() {
+fn tokenize_and_detokenize_fields_match_the_api_page() {
     check::<TokenizeRequest>("TokenizeRequest", json!({}), &table("Of `/tokenize`:", "Of `/detokenize`:"));
     let needed = json!({"tokens": []});
     check::<DetokenizeRequest>("DetokenizeRequest", needed, &table("Of `/detokenize`:", "**Contents are not"));
 }
 
 #[test]
-fn all_paths_are_documented() {
+fn openapi_paths_are_all_on_the_api_page() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/api.md");
     let text = fs::read_to_string(path).expect("docs/api.md");
     let document: Value = serde_json::from_str(OPENAPI).expect("JSON");

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_have_suffixes() {
+    fn size_arguments_accept_binary_suffixes() {
         let sizes = [("1", 1), ("4096", 4096), ("12KiB", 12 << 10), ("256MiB", 256 << 20), ("1GiB", 1 << 30)];
         for (text, bytes) in sizes {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_baseline_has_one_of_everything() {
+    fn baseline_plan_has_one_span_and_depth() {
         let plan = parse("--baseline copy-loop --block-bytes 64KiB").unwrap().plan().unwrap();
         assert_eq!((plan.carrier, plan.block_bytes, plan.spans, plan.depth), (Carrier::CopyLoop, 65_536, 1, 1));
         let plan = parse("").unwrap().plan().unwrap();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_names_its_flag() {
+    fn invalid_transfer_bench_argument_names_its_flag() {
         for (line, flag) in [
             ("--transport pigeon", "--transport"),
             ("--transport memcpy", "--transport"),

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn messages_cross_as_they_are() {
+    async fn control_messages_round_trip() {
         let (mut ours, theirs) = pair().await;
         let mut theirs = Control::new(theirs, "initiator").unwrap();
         let hello = Request::Hello { version: VERSION, plan: plan(Carrier::Tcp), writer_generation: 7 };
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_bad_peer_is_an_error_that_names_it() {
+    async fn invalid_or_silent_bench_peer_is_named() {
         for (sent, problem) in [("{\"marked\":1}\n", "no message of this bench"), ("", "went away")] {
             let (mut ours, mut theirs) = pair().await;
             theirs.write_all(sent.as_bytes()).await.unwrap();
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_without_end_is_not_kept() {
+    async fn control_line_over_limit_is_refused() {
         let (mut ours, mut theirs) = pair().await;
         theirs.write_all(&vec![b'['; MAX_LINE as usize + 1]).await.unwrap();
         let error = ours.receive::<Reply>(ANSWER_TIMEOUT).await.unwrap_err().to_string();

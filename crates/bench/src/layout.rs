@@ -66,7 +66,7 @@ mod tests {
     use crate::plan::tests::plan;
 
     #[test]
-    fn each_block_has_its_own_place_and_hardly_a_neighbour() {
+    fn layout_places_each_block_once_and_seldom_beside_the_last() {
         let plan = plan(Carrier::Tcp);
         let layout = Layout::new(&plan);
         let (mut sources, mut destinations): (Vec<u64>, Vec<u64>) = layout.all(0..256).unzip();
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_the_seed_s() {
+    fn layout_order_is_decided_by_the_seed() {
         let plan = plan(Carrier::Tcp);
         let first = |plan: &Plan| Layout::new(plan).all(0..256).collect::<Vec<_>>();
         assert_eq!(first(&plan), first(&plan));

@@ -52,7 +52,7 @@ mod tests {
     use crate::plan::tests::plan;
 
     #[test]
-    fn what_was_copied_is_verified_and_counted() {
+    fn memcpy_baseline_verifies_and_counts_its_bytes() {
         let report = run(&plan(Carrier::Memcpy)).unwrap();
         assert_eq!(report.bytes, report.batches * 4096);
         assert!(report.batches > 256 && report.verified && report.gb_s > 0.0, "{report:?}");

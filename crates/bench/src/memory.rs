@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copied_block_is_the_pattern_and_a_wrong_byte_is_found() {
+    fn copied_block_has_the_pattern_and_a_wrong_byte_is_found() {
         // 1003 is no multiple of a word: blocks begin and end within words.
         let (source, target) = pair(Carrier::Shm, 10_030);
         let blocks = || (0..10_u64).map(|k| (k * 1003, (9 - k) * 1003));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_carry_blocks() {
+    fn block_sent_over_a_stream_arrives_unchanged() {
         let (source, target) = pair(Carrier::CopyLoop, 4096);
         let mut wire = Vec::new();
         source.send(1024, 512, &mut wire).unwrap();

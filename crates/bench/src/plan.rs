@@ -201,7 +201,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn limits_name_their_flag() {
+    fn transfer_bench_plan_over_limit_names_its_flag() {
         let fine = plan(Carrier::Tcp);
         fine.check().unwrap();
         refused(Plan { working_set: 0, ..fine }, "--working-set");
@@ -219,7 +219,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_plan_crosses_as_it_is() {
+    fn transfer_bench_plan_round_trips() {
         let plan = plan(Carrier::CopyLoop);
         let text = serde_json::to_string(&plan).unwrap();
         assert!(text.contains(r#""carrier":"copy-loop""#), "{text}");

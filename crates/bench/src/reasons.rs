@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kinds_are_bounded_and_the_sum_is_not() {
+    fn failure_reasons_are_bounded_and_all_failures_counted() {
         let mut reasons = Reasons::default();
         for index in 0..100 {
             reasons.add("same");

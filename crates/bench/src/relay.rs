@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_gap_is_longer_than_the_streams_mean_was_added() {
+    fn relay_latency_is_what_gaps_exceed_the_mean_by() {
         let report = RelayReport::of(&[heard(&[0, 10, 20, 30, 40]), heard(&[5, 15, 28, 35, 45])], 1).unwrap();
         assert_eq!((report.streams, report.tokens_per_s, report.gap_mean_ms), (2, 10.0, 10.0));
         assert_eq!(report.added_p50_ms, 0.0);
@@ -222,13 +222,13 @@ mod tests {
     }
 
     #[test]
-    fn a_constant_delay_adds_nothing_to_a_gap() {
+    fn constant_delay_adds_no_relay_latency() {
         let report = RelayReport::of(&[heard(&[500, 510, 520])], 1).unwrap();
         assert_eq!((report.added_max_ms, report.merged_share), (0.0, 0.0));
     }
 
     #[test]
-    fn nothing_heard_is_an_error() {
+    fn relay_report_without_two_tokens_is_an_error() {
         assert!(RelayReport::of(&[heard(&[3]), heard(&[])], 1).unwrap_err().to_string().contains("two tokens"));
     }
 }

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_documented_fields() {
+    fn transfer_bench_json_has_the_documented_fields() {
         let json = serde_json::to_value(report()).unwrap();
         for (field, value) in [("gb_s", 2.5), ("cpu_seconds_per_gb", 0.75), ("seconds", 0.4)] {
             assert!((json[field].as_f64().unwrap() - value).abs() < 1e-9, "{field}: {}", json[field]);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_says_rate_and_unit() {
+    fn transfer_bench_table_shows_rate_and_unit() {
         assert!(report().table().contains("rate          2.500 GB/s"), "{}", report().table());
     }
 }

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_of_batches() {
+    fn transfer_bench_quantiles_are_of_batches() {
         let mut stats = TransferStats::new().unwrap();
         for us in 1..=1000 {
             stats.add(1_000_000, Duration::from_micros(us));

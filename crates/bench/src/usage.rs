@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_costs_cpu_time() {
+    fn cpu_seconds_grow_with_work() {
         let before = cpu_seconds().unwrap();
         let mut sum = 0_u64;
         while cpu_seconds().unwrap() < before + 0.01 {

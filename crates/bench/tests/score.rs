@@ -87,20 +87,20 @@ const BFLOAT16: Bounds = Bounds { perplexity: 0.005, kl: 1.0 };
 /// As nodes compute it by default.
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn eight_bits_are_as_near_to_single_precision_as_llama_cpps() {
+fn int8_activations_are_as_near_to_f32_as_those_of_llama_cpp() {
     assert_near("8 bits", &model(), TEXT, CpuOptions::default(), &EIGHT_BITS);
 }
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn quants_that_become_bfloat16_are_near_single_precision() {
+fn quants_computed_in_bf16_are_near_f32() {
     let options = CpuOptions { compute_dtype: ComputeDtype::Bf16, ..Default::default() };
     assert_near("quants that become bfloat16", &model(), TEXT, options, &BFLOAT16);
 }
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn weights_of_bfloat16_are_near_single_precision() {
+fn bf16_weights_are_near_f32() {
     let rounded = retyped::as_bf16(model().path());
     let file = ModelFile::open(rounded.path()).unwrap();
     assert_near("bfloat16", &file, &TEXT[..SOME_BYTES], CpuOptions::default(), &BFLOAT16);
@@ -110,7 +110,7 @@ fn weights_of_bfloat16_are_near_single_precision() {
 /// with, or are beside.
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn matrices_of_parts_of_several_types_are_near_single_precision() {
+fn matrices_of_mixed_quant_formats_are_near_f32() {
     let wider = |name: &str| name.contains("attn_v") || name.contains("ffn_up") || name.contains("ffn_down");
     let dtype = |tensor: &TensorView<'_>| if wider(tensor.name) { Dtype::Q8_0 } else { tensor.dtype };
     let mixed = retyped::retyped(model().path(), dtype);
@@ -123,7 +123,7 @@ fn matrices_of_parts_of_several_types_are_near_single_precision() {
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn eight_bit_kv_costs_less_than_a_hundredth() {
+fn int8_kv_changes_perplexity_by_less_than_one_percent() {
     let file = model();
     let exact = CpuOptions { compute_dtype: ComputeDtype::F32, kv_dtype: KvDtype::F32, ..Default::default() };
     let perplexity = |options| likelihood(&file, &TEXT[..SOME_BYTES], options).perplexity();
@@ -135,7 +135,7 @@ fn eight_bit_kv_costs_less_than_a_hundredth() {
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn every_instruction_set_gives_the_same_number_or_with_tiles_nearly() {
+fn likelihood_is_the_same_on_every_isa_and_near_with_amx() {
     let file = model();
     let start = TEXT.find("Alice").unwrap();
     for compute_dtype in ComputeDtype::ALL {

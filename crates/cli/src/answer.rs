@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_try_goes_on_where_the_first_one_ended() {
+    fn second_try_prints_only_text_not_shown_yet() {
         let mut shown = 0;
         let mut say = |pieces: &[&str]| {
             let mut told = 0;

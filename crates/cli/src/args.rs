@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn the_definitions_hold_together() {
+    fn clap_definitions_are_consistent() {
         Cli::command().debug_assert();
     }
 
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_numbers_reach_the_conductor_or_name_their_flag() {
+    fn invalid_numbers_reach_the_conductor_or_name_their_flag() {
         let Command::Generate(args) = parse("generate hi --temperature -1 --top-p NaN --max-tokens 0").unwrap().command
         else {
             panic!("another command");
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_comes_from_exactly_one_place() {
+    fn prompt_comes_from_exactly_one_argument() {
         for wrong in
             ["generate", "generate a --messages f", "generate --raw --messages f", "generate --raw --token-ids f"]
         {
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_is_shown_or_something_is_done_with_it() {
+    fn cache_arguments_are_a_listing_or_a_subcommand() {
         for right in ["cache", "cache --watch --top 5", "cache lookup hi", "cache clear", "cache clear p0 --json"] {
             assert!(parse(right).is_ok(), "{right}");
         }
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn watching_has_a_bounded_pace() {
+    fn watch_interval_is_bounded() {
         let Command::Nodes(args) = parse("nodes --watch").unwrap().command else { panic!("another command") };
         assert_eq!(args.watch, Some(1.0));
         assert!(parse("nodes --watch 0").is_err() && parse("nodes --watch NaN").is_err());

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_nodes_and_prefixes() {
+    fn cache_table_shows_nodes_and_hot_prefixes() {
         let expected = "\
 NODE  ROLE     STATE  USED  CACHED  BLOCKS  SSD  PREFIX HITS  OF THE SSD  FETCHED
 p0    prefill  ready  7     60      100     500  75 %         25 %        12 %
@@ -199,7 +199,7 @@ PREFIX    TOKENS  REQUESTS  HELD BY
     }
 
     #[test]
-    fn a_lookup_is_a_row_per_node() {
+    fn cache_lookup_table_has_a_row_per_node() {
         let row = v1::CacheMatch { node: "d0".into(), role: "decode".into(), tokens: 64 };
         let found = v1::CacheLookupResponse { prompt_tokens: 100, matches: vec![row] };
         let text = render_lookup(&found, Paint::none());

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_said_or_is_a_command() {
+    fn chat_line_is_a_message_or_a_command() {
         assert_eq!(Input::parse(" hello /exit "), Input::Say("hello /exit".into()));
         assert_eq!(Input::parse("  "), Input::Nothing);
         assert_eq!(

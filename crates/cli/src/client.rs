@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_have_a_port_and_speak_http() {
+    fn conductor_address_needs_a_port_and_plain_http() {
         for right in ["127.0.0.1:1", "http://localhost:7070", "[::1]:7070"] {
             assert!(endpoint(right).is_ok(), "{right}");
         }
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unreachable_conductor_is_said_with_the_address() {
+    async fn unreachable_conductor_is_named_by_its_address() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         drop(listener);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_conductor_that_answers_is_taken_and_then_the_next() {
+    async fn first_reachable_conductor_is_used_and_then_the_next() {
         let [gone, first, second] = [0; 3].map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
         let [gone_at, first_at, second_at] = [&gone, &first, &second].map(|it| it.local_addr().unwrap().to_string());
         drop(gone);

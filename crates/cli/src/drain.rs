@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_done_when_nothing_is_left_by_its_own_word_and_the_conductors() {
+    fn drain_is_done_when_node_and_conductor_report_nothing_left() {
         let status = |placed, load| v1::NodeStatus { placed, load: Some(load), ..v1::NodeStatus::default() };
         let draining = v1::Load { draining: true, ..v1::Load::default() };
         assert_eq!(left(&status(0, v1::Load::default())), 1, "that report is from before");

@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exit_statuses_follow_the_kind() {
+    fn exit_status_follows_the_error_kind() {
         let status_of = |kind| CliError::from(baton_proto::status(kind, "m", None)).exit_status();
         let statuses: Vec<u8> = ErrorKind::ALL.into_iter().map(status_of).collect();
         assert_eq!(statuses, [2, 3, 4, 1, 1, 2, 2, 1, 1]);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_one_line_with_its_hint() {
+    fn refusal_is_one_line_with_its_retry_hint() {
         let status = baton_proto::status(ErrorKind::Overloaded, "full:\n9 of 9", Some(Duration::from_millis(1_500)));
         let error = CliError::from(status);
         assert_eq!(error.line(false).unwrap(), "baton: full: 9 of 9 (retry after 2 s)");

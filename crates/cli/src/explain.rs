@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_that_two_nodes_compute_says_so() {
+    fn explain_shows_partial_prefill_at_the_decode_node() {
         let mut split = placed();
         if let Some(Decision::Placed(placed)) = &mut split.decision {
             placed.partial_prefill_tokens = 16;
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_every_node_and_the_decision() {
+    fn explain_table_shows_every_node_and_the_decision() {
         let text = render(&placed(), Paint::none());
         let expected = "\
 prompt    100 tokens
@@ -252,7 +252,7 @@ d0      chosen   7          12.0 ms  0 us  2.00 s, disturbs";
     }
 
     #[test]
-    fn nodes_without_a_row_are_counted() {
+    fn explain_counts_nodes_without_a_row() {
         let count = |verdict: &str, nodes| v1::VerdictCount { verdict: verdict.to_owned(), nodes };
         let prefill_rest = vec![count("not chosen", 60), count("left out: draining", 8)];
         let text = render(&v1::ExplainResponse { prefill_rest, ..placed() }, Paint::none());
@@ -260,7 +260,7 @@ d0      chosen   7          12.0 ms  0 us  2.00 s, disturbs";
     }
 
     #[test]
-    fn a_refusal_says_why_and_when_to_come_again() {
+    fn explain_shows_why_a_request_is_refused_and_when_to_retry() {
         let refused = |waits| {
             let message = "the time to first token would be 31s".to_owned();
             let decision = v1::RefusalDecision { message, retry_after_s: Some(2.5), waits };
@@ -274,7 +274,7 @@ d0      chosen   7          12.0 ms  0 us  2.00 s, disturbs";
     }
 
     #[test]
-    fn json_has_the_terms() {
+    fn explain_json_has_the_cost_terms() {
         let json = to_json(&placed());
         assert_eq!(json["prefill"][0]["fetch"]["cached_tokens"], 96);
         assert_eq!(json["prefill"][1]["local"], Value::Null);

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_nodes_admission_and_estimates() {
+    fn load_table_shows_nodes_admission_and_estimates() {
         let expected = "\
 PREFILL  STATE  PENDING  QUEUE   TOKENS/S
 p0       ready  3        1.25 s  8000
@@ -216,7 +216,7 @@ output    0  -          -         -      -          -";
     }
 
     #[test]
-    fn json_tells_what_is_not_known_from_zero() {
+    fn load_json_has_null_for_unknown_figures() {
         let json = to_json(&load());
         assert_eq!((&json["decode"][0]["step_s"], &json["estimates"][1]["error_p50"]), (&Value::Null, &Value::Null));
         assert_eq!(

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_rows_with_their_alternatives() {
+    fn logprobs_table_has_a_row_per_token_with_alternatives() {
         let delta = v1::Delta {
             index: 0,
             token_ids: vec![7, 8, 9],
@@ -91,7 +91,7 @@ TOKEN       LOGPROB  ALTERNATIVES
     }
 
     #[test]
-    fn the_prompts_positions_are_named_by_the_tokens_that_follow() {
+    fn prompt_logprobs_rows_are_named_by_the_token_that_follows() {
         let accepted = v1::Accepted { prompt_token_ids: vec![1, 2], ..Default::default() };
         let positions = vec![logprobs("b", Some(-0.5), &[(2, "b", -0.5)]), logprobs("", None, &[(4, "c", -0.25)])];
         let events = vec![Event::Accepted(accepted), Event::PromptLogprobs(v1::PromptLogprobs { positions })];
@@ -100,7 +100,7 @@ TOKEN       LOGPROB  ALTERNATIVES
     }
 
     #[test]
-    fn nothing_is_shown_of_what_was_not_asked_for() {
+    fn logprobs_table_is_not_shown_unless_requested() {
         let delta = v1::Delta { token_ids: vec![7], text: "x".into(), ..Default::default() };
         assert_eq!(render(&record(vec![Event::Delta(delta)]), Paint::none()), None);
     }

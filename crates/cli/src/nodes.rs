@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_a_row() {
+    fn nodes_table_has_a_row_per_node() {
         let text = render(&[node()], Paint::none());
         let cells: Vec<&str> =
             text.lines().nth(1).unwrap().split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_an_object() {
+    fn nodes_json_has_an_object_per_node() {
         let json = node_json(&node());
         assert_eq!(
             (&json["name"], &json["load"]["waiting"], &json["cached_tokens"]),

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn each_pair_is_a_row_in_the_order_of_names() {
+    fn transfer_paths_table_has_a_row_per_pair_in_order_of_names() {
         let nodes = [node("p1", vec![path("d1", 2)]), node("p0", vec![path("d1", 0), path("d0", 0)])];
         let text = render(&nodes, Paint::none());
         let rows: Vec<_> = text.lines().skip(1).map(cells).collect();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn no_pair_is_said_in_words_and_an_empty_list() {
+    fn transfer_paths_without_a_pair_are_a_sentence_or_empty_json() {
         let quiet = [node("p0", Vec::new()), v1::NodeStatus::default()];
         assert_eq!(
             render(&quiet, Paint::none()),
@@ -138,14 +138,14 @@ mod tests {
     }
 
     #[test]
-    fn each_pair_is_an_object() {
+    fn transfer_paths_json_has_an_object_per_pair() {
         let json = json(&[node("p0", vec![path("d0", 2)])]);
         assert_eq!((&json[0]["from"], &json[0]["to"], &json[0]["retries"]), (&json!("p0"), &json!("d0"), &json!(2)));
         assert!(json[0]["bytes_per_second"].is_null());
     }
 
     #[test]
-    fn addresses_are_listed_if_the_node_says_them() {
+    fn transfer_addresses_are_listed_if_the_node_reports_them() {
         assert_eq!(addresses(&node("p0", Vec::new())), json!([{ "transport": "tcp", "address": "h:1" }]));
         assert_eq!(addresses(&v1::NodeStatus::default()), json!([]));
     }

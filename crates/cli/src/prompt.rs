@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_a_message_unless_it_is_raw() {
+    fn prompt_becomes_a_user_message_unless_raw() {
         let plain = args(|a| a.prompt = Some("hi".into())).load().unwrap();
         assert_eq!(plain, conversation(vec![message("user", "hi".into())]));
         let raw = args(|a| (a.prompt, a.raw) = (Some("hi".into()), true)).load().unwrap();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_files_are_named_with_the_reason() {
+    fn unreadable_prompt_file_is_named_with_the_reason() {
         assert!(error(&args(|a| a.prompt = Some(String::new()))).starts_with("prompt: empty"));
         let missing = error(&args(|a| a.prompt_file = Some("/nowhere/at/all".into())));
         assert!(missing.starts_with("--prompt-file: cannot read /nowhere/at/all: No such file"), "{missing}");
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn token_ids_are_a_list_of_small_whole_numbers() {
+    fn token_ids_file_must_be_a_list_of_u32() {
         assert_eq!(parse_token_ids("[1, 4294967295]").unwrap(), [1, u32::MAX]);
         assert_eq!(parse_token_ids("[]").unwrap(), [] as [u32; 0], "the conductor refuses an empty prompt");
         for (wrong, what) in
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_those_of_openai() {
+    fn messages_file_has_the_openai_form() {
         let text = r#"[{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}]"#;
         let messages = parse_messages(text).unwrap();
         assert_eq!(messages, [message("system", "a".into()), message("user", "bc".into())]);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn every_parameter_reaches_the_request() {
+    fn every_generate_flag_reaches_the_request() {
         use crate::args::{Cli, Command};
         use clap::Parser;
         let line = "baton generate x --model m --max-tokens 1 --temperature 2 --top-k 3 --top-p 0.4 --min-p 0.5 --repetition-penalty 6 \

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_each_attempt_and_the_end() {
+    fn explain_table_of_request_shows_attempts_and_end() {
         let text = render(&record(), Paint::none());
         for part in [
             "request   ab\n\nattempt 0, decided 2.0 ms after it came, asked 3 times\nprompt    0 tokens",
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_get_the_same() {
+    fn explain_json_of_request_has_attempts_and_end() {
         let json = to_json(&record());
         assert_eq!(
             (&json["decisions"][0]["failure"], &json["decisions"][1]["failure"]),
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_told_from_a_prompt() {
+    fn explain_argument_is_recognised_as_request_id_or_prompt() {
         let id = |line: &[&str]| {
             let cli = Cli::try_parse_from([&["baton", "explain"], line].concat()).unwrap();
             let Command::Explain(args) = cli.command else { panic!("another command") };

@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_becomes_one_object_with_the_promised_keys() {
+    fn generate_json_has_the_documented_keys() {
         let mut record = Record::default();
         let mut texts = String::new();
         for (index, response) in stream().into_iter().enumerate() {
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn log_probabilities_are_free_of_nulls() {
+    fn generate_json_logprobs_have_no_nulls() {
         let mut record = Record::default();
         for response in stream() {
             record.take(response, Duration::ZERO).unwrap();
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_token_is_noticed() {
+    fn lost_token_in_stream_is_a_data_loss_error() {
         let mut record = Record::default();
         record.take(delta(0, &[1], "a", 0.0), Duration::ZERO).unwrap();
         let error = record.take(delta(2, &[1], "b", 0.0), Duration::ZERO).unwrap_err();
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_are_summed_up_by_rank() {
+    fn tbt_statistics_are_taken_by_rank() {
         let millis = |list: &[u64]| list.iter().map(|&ms| Duration::from_millis(ms)).collect::<Vec<_>>();
         assert_eq!(Gaps::of(&millis(&[5])).mean, None);
         // 20 gaps: 1 ms to 20 ms.

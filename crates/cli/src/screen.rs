@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_cannot_command_the_terminal() {
+    fn control_characters_in_model_output_are_replaced() {
         assert_eq!(printable("a\tb\nc"), "a\tb\nc");
         assert_eq!(printable("\x1b]0;x\x07\u{9b}2J é"), "\u{fffd}]0;x\u{fffd}\u{fffd}2J é");
     }

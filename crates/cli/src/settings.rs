@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_values_and_where_they_are_from() {
+    fn settings_table_shows_values_and_origins() {
         let expected = "\
 SETTING      VALUE  FROM
 log          info   default
@@ -190,7 +190,7 @@ version 2, set by me@here";
     }
 
     #[test]
-    fn a_change_is_told_with_what_was_before() {
+    fn settings_change_is_shown_with_the_value_before() {
         let told = changed(&settings(1, "off"), &settings(2, "500"));
         assert_eq!(told, "version 2 by me@here: ttft_slo_ms = 500 (was off)");
     }

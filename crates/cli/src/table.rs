@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up() {
+    fn table_columns_are_aligned() {
         let rows = vec![vec!["décode-0".into(), "1".into()], vec!["p".into(), "200".into()]];
         let text = table(&["NAME", "N"], &rows, Paint::none(), |_, _, cell| cell.to_owned());
         assert_eq!(text, "NAME      N\ndécode-0  1\np         200");

@@ -119,7 +119,7 @@ mod tests {
     use crate::report::Record;
 
     #[test]
-    fn units_fit_their_values() {
+    fn timeline_units_fit_their_values() {
         assert_eq!([seconds(1.5), seconds(0.0123), seconds(0.000_045)], ["1.50 s", "12.3 ms", "45 us"]);
         assert_eq!(
             [bytes(1023), bytes(1536), bytes(5 << 20), bytes(3 << 30)],
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_is_shown() {
+    fn timeline_shows_every_stage_of_a_request() {
         let transfer = v1::KvTransfer {
             bytes: 3 << 20,
             transport: "tcp".into(),

@@ -50,7 +50,7 @@ fn generate_prints_the_timeline_with_the_text() {
 }
 
 #[test]
-fn a_dash_is_the_prompt_on_stdin() {
+fn dash_reads_the_prompt_from_stdin() {
     let fake = Fake::start();
     for (args, said) in [
         (&["generate", "-"][..], "user: from\nstdin|\n"),
@@ -69,7 +69,7 @@ fn a_dash_is_the_prompt_on_stdin() {
 }
 
 #[test]
-fn log_probabilities_are_a_table_after_the_text() {
+fn generate_prints_logprobs_as_table_after_the_text() {
     let fake = Fake::start();
     let (_, out, err) = run(&fake, &["generate", "hi", "--logprobs", "1"]);
     let expected = "user: hi|\n\nTOKEN  LOGPROB  ALTERNATIVES\n\" a\"   -0.250   \" a\" -0.250\n";
@@ -77,7 +77,7 @@ fn log_probabilities_are_a_table_after_the_text() {
 }
 
 #[test]
-fn an_empty_variable_is_not_set() {
+fn empty_environment_variable_counts_as_not_set() {
     let fake = Fake::start();
     let mut command = baton(&fake, &["up", "--bin-dir", "/nowhere", "--conductor", "h:1"]);
     for name in ["BATON_CONDUCTOR", "BATON_ENGINE", "BATON_MODEL", "BATON_GRACE_S", "BATON_TRANSPORT", "BATON_LOG"] {
@@ -88,7 +88,7 @@ fn an_empty_variable_is_not_set() {
 }
 
 #[test]
-fn generate_prints_one_object_with_json() {
+fn generate_with_json_flag_prints_one_object() {
     let fake = Fake::start();
     let (_, out, err) = run(&fake, &["--json", "generate", "hi", "--seed", "5"]);
     let json: Value = serde_json::from_str(out.trim_end()).unwrap_or_else(|error| panic!("{error}: {out}{err}"));
@@ -97,7 +97,7 @@ fn generate_prints_one_object_with_json() {
 }
 
 #[test]
-fn errors_are_one_line_and_a_status() {
+fn cli_error_is_one_line_and_an_exit_status() {
     let fake = Fake::start();
     for (args, status, line) in [
         (&["generate", "fail:invalid"][..], 2, "baton: --temperature: -1, but must be at least 0\n"),
@@ -120,7 +120,7 @@ fn errors_are_one_line_and_a_status() {
 }
 
 #[test]
-fn a_reader_that_has_seen_enough_is_no_error() {
+fn closed_stdout_is_no_error() {
     let fake = Fake::start();
     let mut child = baton(&fake, &["generate", "slow"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
@@ -129,7 +129,7 @@ fn a_reader_that_has_seen_enough_is_no_error() {
 }
 
 #[test]
-fn ctrl_c_aborts_the_request_and_says_so() {
+fn ctrl_c_aborts_the_request_and_exits_with_130() {
     let fake = Fake::start();
     let child = baton(&fake, &["generate", "endless"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     fake.wait("a request", |seen| seen.requests == 1);
@@ -164,7 +164,7 @@ fn chat_keeps_the_conversation_until_it_is_cleared() {
 }
 
 #[test]
-fn ctrl_c_stops_an_answer_and_not_the_conversation() {
+fn ctrl_c_in_chat_stops_the_answer_and_not_the_conversation() {
     let fake = Fake::start();
     let mut child =
         baton(&fake, &["chat"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -183,7 +183,7 @@ fn ctrl_c_stops_an_answer_and_not_the_conversation() {
 }
 
 #[test]
-fn nodes_are_shown_and_checked() {
+fn nodes_command_lists_and_checks_nodes() {
     let fake = Fake::start();
     let (_, out, _) = run(&fake, &["nodes"]);
     assert!(out.starts_with("NAME") && out.contains("prefill-0") && out.contains("ready"), "{out}");
@@ -204,7 +204,7 @@ fn nodes_are_shown_and_checked() {
 }
 
 #[test]
-fn load_is_shown_once_or_again_and_again() {
+fn load_command_shows_load_once_or_repeatedly() {
     let fake = Fake::start();
     let (output, out, err) = run(&fake, &["load"]);
     assert!(output.status.success(), "{err}");
@@ -223,7 +223,7 @@ fn load_is_shown_once_or_again_and_again() {
 }
 
 #[test]
-fn settings_are_shown_and_set() {
+fn settings_command_shows_and_sets_settings() {
     let fake = Fake::start();
     let (output, out, err) = run(&fake, &["settings", "get"]);
     assert!(output.status.success(), "{err}");
@@ -246,7 +246,7 @@ fn settings_are_shown_and_set() {
 }
 
 #[test]
-fn a_request_is_explained_by_its_id() {
+fn explain_command_explains_a_request_by_its_id() {
     let fake = Fake::start();
     let (known, unknown) = ("a".repeat(32), "b".repeat(32));
     let (_, out, _) = run(&fake, &["explain", &known]);
@@ -264,7 +264,7 @@ fn a_request_is_explained_by_its_id() {
 }
 
 #[test]
-fn the_cache_is_shown_looked_up_and_cleared() {
+fn cache_command_shows_looks_up_and_clears() {
     let fake = Fake::start();
     let (_, out, err) = run(&fake, &["cache", "--top", "7"]);
     assert!(out.starts_with("NODE") && out.contains("prefill-0") && out.contains("PREFIX"), "{out}{err}");
@@ -281,7 +281,7 @@ fn the_cache_is_shown_looked_up_and_cleared() {
 }
 
 #[test]
-fn version_of_each_conductor_is_shown_and_which_one_leads() {
+fn version_command_shows_each_conductor_and_the_leader() {
     let fake = Fake::start();
     let both = format!("{},127.0.0.1:1", fake.address());
     let (_, out, _) = run(&fake, &["version", "--conductor", &both]);

@@ -124,7 +124,7 @@ fn is_alive(pid: &str) -> bool {
 }
 
 #[test]
-fn all_start_and_the_conductor_ends_first() {
+fn up_starts_all_roles_and_ends_the_conductor_first() {
     let scene = Scene::new();
     let up = scene.up(&[]);
     let ready = scene.ready();
@@ -142,7 +142,7 @@ fn all_start_and_the_conductor_ends_first() {
 }
 
 #[test]
-fn a_role_that_dies_is_reported_and_started_again() {
+fn up_reports_and_restarts_a_role_that_dies() {
     let scene = Scene::new();
     let up = scene.up(&["--prefill", "1", "--decode", "1"]);
     let first = scene.ready();
@@ -161,7 +161,7 @@ fn a_role_that_dies_is_reported_and_started_again() {
 }
 
 #[test]
-fn a_role_that_cannot_start_ends_everything_with_its_reason() {
+fn up_ends_with_the_reason_if_a_role_cannot_start() {
     let scene = Scene::new();
     scene.script("decode", "echo 'baton-decode: model: not a GGUF file' >&2; exit 2");
     let (status, out, err) = scene.up(&[]).end();
@@ -175,7 +175,7 @@ fn a_role_that_cannot_start_ends_everything_with_its_reason() {
 }
 
 #[test]
-fn a_process_that_does_not_end_is_killed_and_named() {
+fn up_kills_and_names_a_process_that_does_not_end() {
     let scene = Scene::new();
     let path = scene.path().join("baton-decode");
     let deaf = fs::read_to_string(&path).unwrap().replace("echo decode >>ended; exit 0", "echo deaf >>asked");
@@ -194,7 +194,7 @@ fn a_process_that_does_not_end_is_killed_and_named() {
 }
 
 #[test]
-fn children_die_with_a_killed_parent() {
+fn children_of_killed_up_process_die() {
     let scene = Scene::new();
     let up = scene.up(&[]);
     scene.ready();
@@ -205,7 +205,7 @@ fn children_die_with_a_killed_parent() {
 }
 
 #[test]
-fn ctrl_c_while_it_starts_ends_everything() {
+fn ctrl_c_during_start_ends_all_processes() {
     let scene = Scene::new();
     scene.script("prefill", "echo $$ >>prefill.pids; echo PROGRESS 0.10 loading weights; exec sleep 100");
     let up = scene.up(&[]);

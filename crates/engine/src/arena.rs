@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_arena_can_be_read_by_other_processes() {
+    fn kv_arena_is_backed_by_a_shared_file() {
         let layout = KvLayout {
             model: 1,
             num_layers: 1,
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_is_zeroed_in_every_head_of_k_and_v_and_nowhere_else() {
+    fn zero_tail_clears_only_the_last_tokens_of_every_head() {
         let layout = KvLayout {
             model: 1,
             num_layers: 2,

@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_and_blocks_do_not_change_the_token_but_wrong_bytes_do() {
+    fn mock_token_depends_on_kv_bytes_and_not_on_chunks_or_blocks() {
         let tokens: Vec<u32> = (0..40).collect();
         let mut whole = engine();
         let expected = run(&mut whole, &tokens, 0, &[0, 1, 2]);
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_may_come_in_parts_and_parts_of_another_pass_are_refused() {
+    fn mock_layer_slices_give_same_token_and_refuse_another_pass() {
         let (tokens, table): (Vec<u32>, _) = ((0..40).collect(), [BlockId(0), BlockId(1), BlockId(2)]);
         let expected = run(&mut engine(), &tokens, 0, &[0, 1, 2]);
         let (mut engine, mut observed, mut hidden) = (engine(), Observed::default(), Vec::new());
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_record_in_the_middle_of_a_block_changes_every_later_token() {
+    fn mock_token_changes_after_a_wrong_kv_record() {
         let tokens: Vec<u32> = (0..40).collect();
         let mut right = engine();
         run(&mut right, &tokens[..32], 0, &[0, 1, 2]);
@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_owner_left_in_a_block_is_not_taken_for_seen() {
+    fn mock_engine_rereads_a_block_left_by_an_earlier_owner() {
         let (mut long, mut other): (Vec<u32>, Vec<u32>) = ((0..17).collect(), (0..17).collect());
         other[5] = 99;
         let mut engine = engine();
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_takes_its_time_and_layers_come_evenly() {
+    fn mock_step_takes_its_configured_time() {
         let cost = StepCost { base: 0.02, ..NO_TIME };
         let mut engine = MockEngine::new(MockOptions { cost, num_blocks: 4, ..Default::default() }).unwrap();
         let began = Instant::now();
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn more_kv_is_more_heads_and_odd_sizes_are_refused() {
+    fn mock_kv_bytes_per_token_must_be_a_multiple_of_64() {
         let sized = |kv_bytes_per_token| {
             MockEngine::new(MockOptions { kv_bytes_per_token, num_blocks: 16, cost: NO_TIME, ..Default::default() })
         };
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_batch_is_refused() {
+    fn mock_engine_refuses_an_invalid_batch() {
         let mut engine = engine();
         let table = [BlockId(0)];
         let refused = |step: SequenceStep<'_>, engine: &mut MockEngine| {

@@ -30,7 +30,7 @@ mod tests {
 
     /// `kat_vectors` of the authors' Random123 library.
     #[test]
-    fn known_answers() {
+    fn philox_matches_known_answers() {
         assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         assert_eq!(philox([u32::MAX; 4], [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
         assert_eq!(
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_are_uniform_and_differ_by_seed_and_index() {
+    fn philox_draws_are_uniform_and_differ_by_seed_and_index() {
         let draws: Vec<_> = (0..10_000).map(|i| uniform(42, i)).collect();
         assert!(draws.iter().all(|u| (0.0..1.0).contains(u)));
         assert!((draws.iter().sum::<f64>() / 10_000.0 - 0.5).abs() < 0.01);

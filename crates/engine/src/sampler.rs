@@ -283,7 +283,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_may_be_drawn_equals_the_naive_model(
+        fn sampling_candidates_match_naive_top_k_top_p_and_min_p(
             // Eighths: ties are common, and weights lie far from any threshold.
             eighths in prop::collection::vec(-40i32..40, 1..400),
             temperature in prop::sample::select(vec![0.5f32, 1.0, 2.0]),
@@ -299,7 +299,7 @@ mod tests {
         }
 
         #[test]
-        fn the_top_is_a_sorted_prefix(eighths in prop::collection::vec(-40i32..40, 1..300), n in 0u32..21) {
+        fn top_logprobs_are_the_sorted_best_tokens(eighths in prop::collection::vec(-40i32..40, 1..300), n in 0u32..21) {
             let logits: Vec<_> = eighths.iter().map(|&e| e as f32 / 8.0).collect();
             let mut ranked: Vec<_> = (0..logits.len() as TokenId).collect();
             ranked.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
@@ -316,14 +316,14 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_smallest_id_of_the_best() {
+    fn greedy_sampling_takes_smallest_id_of_equal_logits() {
         let logits = [1.0, 3.0, 2.0, 3.0];
         assert_eq!(sample(&logits, &SamplingParams::default(), &[], &[], None).unwrap().token, 1);
         assert_eq!(sample(&logits, &params(|p| p.top_k = 1), &[], &[], None).unwrap().token, 1);
     }
 
     #[test]
-    fn frequencies_follow_the_probabilities() {
+    fn sampled_frequencies_follow_the_probabilities() {
         let logits = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln(), f32::NEG_INFINITY];
         let mut counts = [0u32; 4];
         let mut output = Vec::new();
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draw_depends_on_seed_and_index_alone() {
+    fn sampled_token_depends_on_seed_and_index_alone() {
         let logits: Vec<_> = (0..100).map(|i| (i as f32 * 0.7).sin()).collect();
         let at =
             |seed, index: usize| sample(&logits, &params(|p| p.seed = seed), &[], &vec![0; index], None).unwrap().token;
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn penalties_follow_their_definitions() {
+    fn sampling_penalties_follow_their_definitions() {
         let logits = [2.0, -2.0, 1.0, 1.0, 4.0];
         let p = params(|p| (p.repetition_penalty, p.presence_penalty, p.frequency_penalty) = (2.0, 0.5, 0.25));
         // Token 0 in the prompt, 1 in the output once, 2 in both, twice in the output.
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn biases_and_bans_move_the_draw() {
+    fn logit_bias_min_tokens_and_bad_words_change_the_sampled_token() {
         let logits = [2.0, 3.0, 1.0];
         let drawn =
             |params: &SamplingParams, output: &[TokenId]| sample(&logits, params, &[], output, None).unwrap().token;
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_never_a_token() {
+    fn non_finite_logits_are_never_sampled() {
         for wrong in [f32::NAN, f32::INFINITY] {
             let error = sample(&[0.0, wrong, 1.0], &params(|_| ()), &[], &[], None).unwrap_err();
             assert!(matches!(error, EngineError::NotFinite { token: 1, .. }), "{error}");

@@ -29,7 +29,7 @@ fn with_isa(name: &str) -> String {
 }
 
 #[test]
-fn the_environment_chooses_the_instruction_set() {
+fn baton_isa_variable_chooses_the_isa_of_the_engine() {
     for isa in Isa::available() {
         let said = with_isa(isa.as_str());
         assert!(said.contains(&format!("runs with {isa}\n")), "{isa}: {said}");
@@ -42,13 +42,13 @@ fn the_environment_chooses_the_instruction_set() {
 }
 
 #[test]
-fn an_empty_name_is_none() {
+fn empty_baton_isa_variable_counts_as_not_set() {
     let said = with_isa("");
     assert!(said.contains(&format!("runs with {}\n", Isa::detect())), "{said}");
 }
 
 #[test]
-fn a_wrong_name_is_refused_with_what_there_is() {
+fn unknown_baton_isa_is_refused_with_the_available_ones() {
     let said = with_isa("sse9");
     assert!(said.contains("BATON_ISA") && said.contains("sse9") && said.contains("scalar"), "{said}");
 }

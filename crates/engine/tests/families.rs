@@ -37,7 +37,7 @@ fn most(engine: &impl Engine, exact: f32) -> f32 {
 }
 
 #[test]
-fn logits_are_those_of_transformers() {
+fn logits_match_those_of_hugging_face_transformers() {
     for family in FAMILIES {
         let expected = expected(family);
         for path in [fixture(family), fixture(family).join("model.gguf")] {
@@ -58,7 +58,7 @@ fn logits_are_those_of_transformers() {
 }
 
 #[test]
-fn a_folder_and_its_gguf_twin_compute_the_same_with_rounded_kv() {
+fn folder_and_gguf_of_a_model_give_same_logits_with_rounded_kv() {
     for family in FAMILIES {
         let expected = expected(family);
         for (dtype, most) in [(KvDtype::F16, 0.03), (KvDtype::Bf16, 0.3), (KvDtype::Int8, 0.3)] {
@@ -78,7 +78,7 @@ fn a_folder_and_its_gguf_twin_compute_the_same_with_rounded_kv() {
 }
 
 #[test]
-fn fingerprints_tell_models_apart() {
+fn model_fingerprint_differs_between_models() {
     let fingerprint = |family: &str| load(&fixture(family), &options(1, KvDtype::F16, 16)).model().fingerprint;
     let mut all: Vec<_> = FAMILIES.iter().map(|family| fingerprint(family)).collect();
     assert_eq!(all[0], fingerprint("llama2"));

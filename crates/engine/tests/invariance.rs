@@ -51,7 +51,7 @@ fn models(quantized: &NamedTempFile) -> [(PathBuf, ComputeDtype, &'static str); 
 }
 
 #[test]
-fn chunks_threads_instruction_sets_and_blocks_do_not_show() {
+fn logits_do_not_depend_on_chunks_threads_isas_or_blocks() {
     let prompt = tokens(3, VOCABULARY, 200);
     let quantized = quantized();
     let families = [("mistral", KvDtype::Bf16), ("llama2", KvDtype::F32), ("llama3", KvDtype::Int8)];
@@ -86,7 +86,7 @@ fn chunks_threads_instruction_sets_and_blocks_do_not_show() {
 }
 
 #[test]
-fn a_batch_of_sixteen_does_not_show() {
+fn logits_do_not_depend_on_a_batch_of_sixteen() {
     let prompts: Vec<Vec<TokenId>> = (0..16).map(|i| tokens(i, VOCABULARY, 3 + 15 * i as usize)).collect();
     let quantized = quantized();
     for (path, compute_dtype, class) in models(&quantized) {
@@ -131,7 +131,7 @@ fn batch_is_as_alone(path: &Path, options: &CpuOptions, prompts: &[Vec<TokenId>]
 }
 
 #[test]
-fn rows_whose_logits_are_not_wanted_do_not_show() {
+fn logits_do_not_depend_on_rows_without_wanted_logits() {
     use LogitsWanted::{All, Last, None};
     // Of each sequence: where the first step cuts it, and what is wanted of that part.
     let parts = [(40, None), (1, Last), (70, All), (150, Last), (1, None), (33, Last), (9, None)];
@@ -191,7 +191,7 @@ fn push(from: &CpuEngine, to: &CpuEngine, layer: u32, blocks: u32) {
 }
 
 #[test]
-fn decode_continues_what_another_engine_prefilled() {
+fn decode_continues_from_kv_of_another_engine_with_same_logits() {
     let prompt = tokens(9, VOCABULARY, 100);
     let mut whole = engine("llama3", 1, KvDtype::F16);
     let blocks = table(&whole, 0, prompt.len());
@@ -216,7 +216,7 @@ fn decode_continues_what_another_engine_prefilled() {
 }
 
 #[test]
-fn the_end_of_a_prompt_follows_its_beginning_layer_by_layer_on_another_engine() {
+fn partial_prefill_layer_by_layer_gives_same_logits() {
     let prompt = tokens(9, VOCABULARY, 100);
     let cases = [("llama3", KvDtype::F16), ("smollm", KvDtype::Int8)];
     let wanted = [(LogitsWanted::All, 52), (LogitsWanted::Last, 1), (LogitsWanted::None, 0)];
@@ -268,7 +268,7 @@ impl StepObserver for Watcher<'_> {
 
 #[test]
 #[allow(unsafe_code)] // reads the arena
-fn a_layer_that_is_ready_is_final() {
+fn kv_of_a_layer_reported_ready_is_final() {
     let mut engine = engine("qwen2", 2, KvDtype::F16);
     let arena = engine.arena().clone();
     let mut watcher = Watcher { arena: &arena, seen: Vec::new() };
@@ -284,7 +284,7 @@ fn a_layer_that_is_ready_is_final() {
 }
 
 #[test]
-fn a_wrong_step_is_refused_and_leaves_the_engine_working() {
+fn invalid_step_is_refused_and_engine_still_works() {
     let mut engine = engine("llama2", 1, KvDtype::F16);
     let table = [BlockId(0)];
     let beyond = SequenceStep { tokens: &[VOCABULARY], start: 0, block_table: &table, logits: LogitsWanted::Last };

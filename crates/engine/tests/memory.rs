@@ -33,7 +33,7 @@ fn other_process() {
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn loading_takes_at_most_one_and_a_half_times_the_file() {
+fn model_loading_takes_at_most_one_and_a_half_times_the_file() {
     let path = real_model();
     let of_bytes = retyped(&path, |tensor| if tensor.shape.len() == 2 { Dtype::Q8_0 } else { tensor.dtype });
     for path in [path.as_path(), of_bytes.path(), as_bf16(&path).path()] {

@@ -32,7 +32,7 @@ fn with_config(changes: Value) -> String {
 }
 
 #[test]
-fn a_configuration_that_is_not_run_is_named() {
+fn unsupported_model_config_is_named() {
     let cases = [
         (json!({"architectures": ["GemmaForCausalLM"]}), "architectures is \"GemmaForCausalLM\""),
         (json!({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}), "rope_parameters.rope_type is yarn"),
@@ -49,7 +49,7 @@ fn a_configuration_that_is_not_run_is_named() {
 }
 
 #[test]
-fn tensors_that_do_not_fit_are_named() {
+fn mismatched_model_tensors_are_named() {
     let cases = [
         (json!({"num_hidden_layers": 3}), "model.layers.2.input_layernorm.weight"),
         (json!({"num_hidden_layers": 1}), "is no part of a qwen2 model"),
@@ -65,7 +65,7 @@ fn tensors_that_do_not_fit_are_named() {
 }
 
 #[test]
-fn a_gguf_key_that_would_change_the_model_is_named() {
+fn unknown_or_missing_gguf_key_is_named() {
     let bytes = std::fs::read(fixture("llama2").join("model.gguf")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     // Same lengths, so that the file stays whole.
@@ -85,7 +85,7 @@ fn a_gguf_key_that_would_change_the_model_is_named() {
 }
 
 #[test]
-fn a_weight_that_is_no_number_is_never_a_token() {
+fn nan_weights_fail_the_step_before_any_logits() {
     let mut bytes = std::fs::read(fixture("smollm").join("model.gguf")).unwrap();
     let end = bytes.len();
     bytes[end - 4096..].iter_mut().for_each(|byte| *byte = 0xff);
@@ -106,7 +106,7 @@ fn a_weight_that_is_no_number_is_never_a_token() {
 }
 
 #[test]
-fn options_out_of_range_are_named() {
+fn engine_options_out_of_range_are_named() {
     let path = fixture("smollm");
     let good = options(1, KvDtype::F16, 64);
     let cases = [
@@ -123,7 +123,7 @@ fn options_out_of_range_are_named() {
 }
 
 #[test]
-fn a_lone_safetensors_file_asks_for_its_folder() {
+fn single_safetensors_file_is_refused_for_its_folder() {
     let (found, _) = refused(&fixture("smollm").join("model.safetensors"), &options(1, KvDtype::F16, 64));
     assert!(found.contains("give its folder"), "{found}");
 }

@@ -121,21 +121,21 @@ fn assert_near(path: &Path, compute_dtype: ComputeDtype, kv_class: &str, near: &
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn teacher_forced_log_probabilities_are_those_of_the_reference() {
+fn teacher_forced_logprobs_in_f32_match_the_reference() {
     let path = real_model();
     assert_near(&path, ComputeDtype::F32, "cpu-f32", &EXACT);
 }
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_quantized_activations() {
+fn teacher_forced_logprobs_in_int8_are_near_the_reference() {
     let path = real_model();
     assert_near(&path, ComputeDtype::Auto, "cpu-int8", &QUANTIZED);
 }
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_bfloat16() {
+fn teacher_forced_logprobs_with_bf16_weights_are_near_the_reference() {
     let path = real_model();
     // The reference has the weights as they were before they were rounded.
     assert_near(as_bf16(&path).path(), ComputeDtype::Auto, "cpu-bf16", &EXACT);
@@ -143,14 +143,14 @@ fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_bfloat1
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn teacher_forced_log_probabilities_are_near_those_of_the_reference_with_quants_that_become_bfloat16() {
+fn teacher_forced_logprobs_of_quants_in_bf16_are_near_the_reference() {
     let path = real_model();
     assert_near(&path, ComputeDtype::Bf16, "cpu-bf16", &EXACT);
 }
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn matrices_of_parts_of_several_types_are_near_the_reference() {
+fn logprobs_with_mixed_quant_formats_are_near_the_reference() {
     let path = real_model();
     // As files for k-quants have it: values, and what goes down, in more bits than what they are
     // fused with, or are beside.
@@ -169,7 +169,7 @@ fn matrices_of_parts_of_several_types_are_near_the_reference() {
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn all_instruction_sets_of_a_class_compute_the_same_bits() {
+fn all_isas_of_a_kv_class_give_same_logits() {
     let path = real_model();
     let prompt = tokens(11, 49_152, 19);
     for isas in classes(&path, &options(2, KvDtype::F16, 64)) {
@@ -186,7 +186,7 @@ fn all_instruction_sets_of_a_class_compute_the_same_bits() {
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn a_row_is_the_same_alone_in_a_batch_chunked_and_on_more_threads() {
+fn logits_are_the_same_alone_batched_chunked_and_threaded() {
     let path = real_model();
     let prompt = tokens(1, 49_152, 150);
     let options = options(1, KvDtype::F16, 16 * 160);
@@ -219,7 +219,7 @@ fn batch_is_as_alone(path: &Path, isa: Isa, prompt: &[TokenId], expected: &[Vec<
 /// there are few.
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn long_sequences_of_a_batch_are_as_alone() {
+fn long_batched_sequences_give_same_logits_as_alone() {
     let path = real_model();
     let prompts = [tokens(3, 49_152, 300), tokens(4, 49_152, 700)];
     let options = options(1, KvDtype::F16, 1024 + 64);
@@ -241,7 +241,7 @@ fn long_sequences_of_a_batch_are_as_alone() {
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn a_long_prompt_takes_seconds() {
+fn prefill_of_1500_tokens_takes_less_than_a_minute() {
     let path = real_model();
     let began = Instant::now();
     let mut engine = load(&path, &options(2, KvDtype::F16, 2048));

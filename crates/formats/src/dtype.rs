@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_of_needs_whole_blocks_and_no_overflow() {
+    fn dtype_bytes_of_needs_whole_blocks_and_no_overflow() {
         assert_eq!(Dtype::Q4_1.bytes_of(64), Some(40));
         assert_eq!(Dtype::Q4_1.bytes_of(33), None);
         assert_eq!(Dtype::Q6_K.bytes_of(0), Some(0));
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_names_either_a_type_or_a_refusal() {
+    fn ggml_type_id_is_either_known_or_unsupported() {
         let known = (0..64).filter_map(Dtype::from_ggml).count();
         assert_eq!(known, Dtype::ALL.len());
         assert!((0..64).filter(|&id| unsupported_ggml_name(id) != "unknown").all(|id| Dtype::from_ggml(id).is_none()));

@@ -141,14 +141,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quoted_text_is_escaped_and_cut() {
+    fn quoted_text_in_error_is_escaped_and_truncated() {
         assert_eq!(QuotedText("a\n\u{1b}[2J").to_string(), "\"a\\n\\u{1b}[2J\"");
         assert_eq!(QuotedText(&"é".repeat(80)).to_string().chars().count(), 82);
         assert_eq!(QuotedText(&"é".repeat(81)).to_string().chars().count(), 83);
     }
 
     #[test]
-    fn kinds_tell_the_caller_what_to_do() {
+    fn format_error_kind_follows_its_cause() {
         let io = |kind: io::ErrorKind| FormatError::io(Path::new("m"))(kind.into()).kind();
         assert_eq!(io(io::ErrorKind::NotFound), ErrorKind::NotFound);
         assert_eq!(io(io::ErrorKind::PermissionDenied), ErrorKind::Unavailable);

@@ -15,7 +15,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_format_is_cut_off() {
+    fn model_name_drops_only_the_format_extension() {
         assert_eq!(model_name(Path::new("/m/SmolLM2-135M.Q4_1.gguf")), "SmolLM2-135M.Q4_1");
         assert_eq!(model_name(Path::new("/m/Llama-3.2-1B/")), "Llama-3.2-1B");
         assert_eq!(model_name(Path::new("/")), "model");

@@ -97,7 +97,7 @@ mod tests {
     const SIX: &[u8] = &[0, 0, 0, 0x3c, 0, 0x40, 0, 0x42, 0, 0xc4, 0, 0x38];
 
     #[test]
-    fn rows_are_slices_of_the_last_dimension() {
+    fn tensor_rows_are_slices_of_the_last_dimension() {
         let tensor = view(&[3, 2], SIX);
         let mut out = [9.0; 4];
         tensor.dequantize_rows(1..3, &mut out).unwrap();
@@ -109,14 +109,14 @@ mod tests {
     }
 
     #[test]
-    fn a_scalar_is_one_row_of_one() {
+    fn scalar_tensor_is_one_row_of_one() {
         let mut out = [9.0];
         view(&[], &SIX[2..4]).dequantize(&mut out).unwrap();
         assert_eq!(out, [1.0]);
     }
 
     #[test]
-    fn misfits_are_errors() {
+    fn tensor_dequantize_of_wrong_size_is_an_error() {
         let tensor = view(&[3, 2], SIX);
         assert!(tensor.dequantize_rows(2..4, &mut [0.0; 4]).is_err());
         assert!(tensor.dequantize_rows(1..3, &mut [0.0; 3]).is_err());

@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_gives_the_same_inputs_within_the_bound() {
+    fn mutator_gives_same_inputs_for_a_seed_within_the_bound() {
         let seeds = [b"{\"a\": 12}".to_vec(), Vec::new(), vec![7; 400]];
         let inputs = |seed| {
             let mut mutator = Mutator::new(&seeds, &["word"], 500, Random::new(seed, "test"));

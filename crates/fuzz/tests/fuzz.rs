@@ -50,7 +50,7 @@ macro_rules! short_runs {
         $(#[test] fn $test() { short_run($name); })*
 
         #[test]
-        fn each_target_has_a_test() {
+        fn every_fuzz_target_has_a_test() {
             let tested = [$($name),*];
             let targets: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
             assert_eq!(targets, tested);
@@ -76,7 +76,7 @@ short_runs! {
 }
 
 #[test]
-fn each_folder_of_findings_is_a_targets() {
+fn every_findings_folder_belongs_to_a_fuzz_target() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("findings");
     for entry in std::fs::read_dir(folder).expect("a folder of findings") {
         let entry = entry.expect("an entry of the folder");
@@ -116,7 +116,7 @@ fn is_bad(input: &[u8]) -> bool {
 }
 
 #[test]
-fn a_panic_an_allocation_and_a_hang_end_the_run_and_leave_their_input() {
+fn fuzz_run_ends_at_panic_allocation_or_hang_and_keeps_the_input() {
     for (target, said) in BROKEN.iter().zip(["as it must", "over the limit", "takes more than 1s"]) {
         let mut child = Command::new(std::env::current_exe().expect("this test's binary"));
         child.args(["--exact", "other_process", "--ignored", "--nocapture"]).env("BATON_FUZZ_BROKEN", target.name);

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_of_their_form() {
+    fn grammar_accepts_only_texts_of_its_form() {
         let schema = r##"{"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}, "b": {"enum": ["x", "y"]}},
             "required": ["a", "b"], "additionalProperties": false, "$defs": {"n": {"type": "array", "items": {"type": "integer"}}}}"##;
         let schema = || Form::JsonSchema(schema.to_owned());
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn at_its_end_only_an_end_token_may_come() {
+    fn finished_grammar_allows_only_an_end_token() {
         let mut matcher = compiler().compile(&grammar(&Form::Choices(vec!["ok".into()]))).unwrap();
         matcher.take(&[u32::from(b'o'), u32::from(b'k')]).unwrap();
         let mask = matcher.mask().unwrap();
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_come_by_their_ids_and_never_as_text() {
+    fn grammar_matches_special_tokens_by_id_and_never_as_text() {
         let mut matcher = compiler().compile(&Arc::from("start: /(.|\\n)*/ <[258]> \"x\"")).unwrap();
         let mask = matcher.mask().unwrap();
         assert!(mask.allows(u32::from(b'<')) && mask.allows(258) && !mask.allows(259));
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_grammar_is_refused() {
+    fn invalid_grammar_is_refused() {
         let compiler = compiler();
         let refused = |text: &str| compiler.compile(&Arc::from(text)).err().unwrap().to_string();
         for text in [
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_grammar_costs_little_and_ends_nothing() {
+    fn hostile_grammar_is_compiled_or_refused_within_bounds() {
         let compiler = compiler();
         let chain = |n: usize| {
             let definitions: Vec<_> =
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_a_node_too_long_is_refused_and_a_large_schema_is_taken() {
+    fn too_complex_grammar_is_refused_and_large_schema_accepted() {
         let compiler = compiler();
         let field = |n: usize| match n % 5 {
             0 => json!({ "type": "string", "format": "date-time", "description": "when it was last changed" }),
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn problems_are_of_what_was_given() {
+    fn grammar_error_refers_to_the_text_given() {
         let compiler = compiler();
         let problem = |form: Form| compiler.check(&grammar(&form)).unwrap_err().to_string();
         let schema = |schema: &str| problem(Form::JsonSchema(schema.into()));
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clients_grammar_ends_where_it_ends() {
+    fn client_grammar_cannot_reach_the_rules_around_it() {
         let compiler = compiler();
         let checked =
             |text: &str| compiler.check(&grammar(&Form::Lark(text.into()))).map_err(|error| error.to_string());
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn the_digest_is_of_the_vocabulary() {
+    fn grammar_compiler_digest_is_the_same_for_a_vocabulary() {
         assert_eq!(compiler().digest(), compiler().digest());
         assert_eq!(compiler().digest().len(), 32);
     }

@@ -153,7 +153,7 @@ fn check_calls(calls: &[(String, Value)], output: &str) {
 }
 
 #[test]
-fn calls_that_must_come_come() {
+fn required_tool_calls_are_generated() {
     for family in &FAMILIES {
         let tokenizer = tokenizer(family);
         let format = OutputFormat::detect(family.template, &tokenizer);
@@ -174,7 +174,7 @@ fn calls_that_must_come_come() {
 }
 
 #[test]
-fn calls_that_may_come_are_as_their_tools_say() {
+fn optional_tool_calls_conform_to_their_tools() {
     for family in &FAMILIES {
         let tokenizer = tokenizer(family);
         let format = OutputFormat::detect(family.template, &tokenizer);
@@ -196,7 +196,7 @@ fn calls_that_may_come_are_as_their_tools_say() {
 }
 
 #[test]
-fn forms_come_after_thoughts() {
+fn structured_output_follows_reasoning() {
     let schema = r#"{"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false}"#;
     for family in &FAMILIES {
         let tokenizer = tokenizer(family);
@@ -233,7 +233,7 @@ fn forms_come_after_thoughts() {
 }
 
 #[test]
-fn a_model_without_calls_says_so() {
+fn tool_calls_of_model_without_tool_format_are_refused() {
     let tokenizer = Tokenizer::bytes();
     let format = OutputFormat::detect("{{ messages }}", &tokenizer);
     let of = |calls| Answer { calls, ..any(&format, &tokenizer) }.grammar();

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_continue_and_an_overflow_is_noticed_once() {
+    fn event_log_batches_are_contiguous_and_overflow_is_reported_once() {
         let mut log = EventLog::new(3);
         for _ in 0..3 {
             log.push(KvEvent::Cleared);

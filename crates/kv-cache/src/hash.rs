@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chain_is_its_steps_and_leaves_the_partial_block_out() {
+    fn block_hash_chain_equals_its_steps_and_omits_partial_block() {
         let hasher = BlockHasher::new(ModelFingerprint(1), b"");
         let tokens: Vec<_> = (0..10).collect();
         let chain = hasher.chain(&tokens, 4);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn model_salt_parent_and_tokens_all_count() {
+    fn block_hash_depends_on_model_salt_parent_and_tokens() {
         let hash = |model, salt: &[u8], parent, tokens: &[u32]| {
             BlockHasher::new(ModelFingerprint(model), salt).next(parent, tokens)
         };

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tripped_breaker_lets_one_of_many_through() {
+    fn tripped_circuit_breaker_admits_one_call_in_many() {
         let mut breaker = CircuitBreaker::default();
         assert!(breaker.admits() && !breaker.is_shut());
         breaker.shut();

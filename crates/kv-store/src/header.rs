@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_round_trips() {
+    fn record_header_round_trips() {
         let sealer = Sealer::new(&LAYOUT);
         for header in [header(), Header { parent: None, ..header() }] {
             let bytes = sealer.encode(&LAYOUT, 4, &header);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn any_flipped_byte_another_slot_or_another_store_breaks_the_seal() {
+    fn record_header_of_flipped_byte_other_slot_or_other_store_is_torn() {
         let sealer = Sealer::new(&LAYOUT);
         let bytes = sealer.encode(&LAYOUT, 4, &header());
         for at in 0..bytes.len() {
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_that_leaves_none_after_it_is_no_record() {
+    fn record_header_with_last_sequence_number_is_torn() {
         let sealer = Sealer::new(&LAYOUT);
         let bytes = sealer.encode(&LAYOUT, 4, &Header { sequence: u64::MAX, ..header() });
         assert_eq!(sealer.parse(&LAYOUT, 4, &bytes), Parsed::Torn);

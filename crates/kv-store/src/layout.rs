@@ -114,7 +114,7 @@ mod tests {
         StoreOptions { fingerprint: [0; 16], parts: 30, part_bytes: 12 << 10, capacity_bytes: 100 << 30 };
 
     #[test]
-    fn slots_and_headers_are_aligned_and_fit_the_capacity() {
+    fn store_slots_and_headers_are_aligned_and_fit_capacity() {
         let layout = Layout::new(&OPTIONS).unwrap();
         assert_eq!((layout.record_bytes(), layout.slot_bytes(), layout.header_bytes()), (360 << 10, 360 << 10, 256));
         let (end, slots) = (layout.header_offset(layout.slots) + layout.payload_offset(layout.slots), layout.slots);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_options_are_refused_by_name() {
+    fn bad_store_option_is_refused_with_field_name() {
         let cases = [
             ("parts", StoreOptions { parts: 0, ..OPTIONS }),
             ("parts", StoreOptions { parts: 1025, ..OPTIONS }),

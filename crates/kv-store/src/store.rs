@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_writes_retire_their_slots_and_in_a_row_turn_puts_off() {
+    fn failed_writes_retire_slots_and_consecutive_ones_stop_puts() {
         let folder = tempfile::tempdir().unwrap();
         let mut store = KvStore::open(folder.path(), &OPTIONS).unwrap();
         let slots = store.capacity() / OPTIONS.record_bytes();
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn one_success_ends_a_row_of_failures() {
+    fn successful_write_resets_count_of_consecutive_failures() {
         let folder = tempfile::tempdir().unwrap();
         let mut store = KvStore::open(folder.path(), &OPTIONS).unwrap();
         for n in 0..3 * MAX_FAILURES as u8 {
@@ -454,7 +454,7 @@ mod tests {
     /// On a file system that writes to a new place each time, a full disk refuses what had room,
     /// too. That must not empty the store.
     #[test]
-    fn no_room_for_what_had_room_turns_puts_off_before_all_is_evicted() {
+    fn full_disk_stops_puts_before_all_records_are_evicted() {
         let folder = tempfile::tempdir().unwrap();
         let options = StoreOptions { capacity_bytes: 4096 + 20 * (4096 + 128), ..OPTIONS };
         let mut store = KvStore::open(folder.path(), &options).unwrap();
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_read_drops_the_record_and_retires_its_slot() {
+    fn failed_read_drops_record_and_retires_its_slot() {
         let folder = tempfile::tempdir().unwrap();
         let mut store = KvStore::open(folder.path(), &OPTIONS).unwrap();
         (0..3).for_each(|n| put(&mut store, n).result.unwrap());

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_all_but_its_newline() {
+    fn password_file_is_read_without_its_final_newline() {
         for (text, password) in [("a b \n", "a b "), ("a\r\n", "a"), ("a\n\n", "a\n"), (" a", " a")] {
             let file = file(text);
             let user = User { name: "baton".into(), password: file.path().into() };
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_used_is_named() {
+    fn unusable_certificate_or_key_file_is_named_in_error() {
         let (other, path) = (file("no certificate"), PathBuf::from("/no/such.pem"));
         let broken = file("-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n");
         let tls = |authorities: &Path, identity| Etcd {

@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_read_before_a_later_change_is_left() {
+    fn older_shared_settings_do_not_replace_newer_ones() {
         let store = SettingsStore::new(None, Arc::new(ManualClock::default()));
         let of = |version, by: &str| SharedSettings { version, by: by.into(), ..SharedSettings::default() };
         store.learn(of(2, "second"));

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_is_zeroed_aligned_and_writable() {
+    fn memory_region_is_zeroed_aligned_and_writable() {
         let region = MemoryRegion::allocate(10_000).unwrap();
         assert_eq!(region.as_ptr() as usize % 4096, 0);
         // SAFETY: one thread.
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "outside a region")]
-    fn a_span_outside_is_a_bug() {
+    fn span_outside_memory_region_panics() {
         let region = MemoryRegion::allocate(16).unwrap();
         // SAFETY: panics before any access.
         unsafe { region.slice(8..17) };

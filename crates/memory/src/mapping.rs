@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_past_an_end_stops() {
+    fn access_past_either_end_of_a_mapping_faults() {
         let page = page_bytes();
         for pages in [1, 3, HUGE_PAGE / page, HUGE_PAGE / page + 5] {
             let mapping = mapped(pages * page);
@@ -130,14 +130,14 @@ mod tests {
     }
 
     #[test]
-    fn large_mappings_begin_where_huge_pages_do() {
+    fn large_mapping_begins_at_a_huge_page_boundary() {
         assert_eq!(mapped(100).as_ptr() as usize % page_bytes(), 0);
         assert_eq!(mapped(HUGE_PAGE).as_ptr() as usize % HUGE_PAGE, 0);
         assert_eq!(mapped(5 * HUGE_PAGE + 1).as_ptr() as usize % HUGE_PAGE, 0);
     }
 
     #[test]
-    fn more_than_there_is_is_an_error() {
+    fn mapping_more_memory_than_there_is_is_an_error() {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         for len in [usize::MAX, usize::MAX - 4096, 1 << 62] {
             assert!(Mapping::new(len, libc::PROT_READ, flags, None).is_err(), "{len}");

@@ -97,7 +97,7 @@ mod tests {
     use crate::MemoryRegion;
 
     #[test]
-    fn what_the_owner_writes_the_view_shows_and_cannot_change() {
+    fn shared_view_shows_owner_writes_and_cannot_change_them() {
         let region = MemoryRegion::allocate_shared(10_000).unwrap();
         let file = region.shared_file().unwrap();
         let view = SharedView::map(file, 10_000).unwrap();
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_could_fault_is_refused() {
+    fn shared_view_of_short_or_unsealed_file_is_refused() {
         let region = MemoryRegion::allocate_shared(5_000).unwrap();
         assert!(matches!(
             SharedView::map(region.shared_file().unwrap(), 5_001),
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn own_memory_has_no_file() {
+    fn private_memory_region_has_no_shared_file() {
         assert!(MemoryRegion::allocate(1).unwrap().shared_file().is_none());
     }
 }

@@ -320,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_engine_takes_as_long_as_the_profile_says() {
+    fn step_costs_equal_step_times_of_model_profile() {
         let profile = ModelProfile::load("llama3-70b-a800").unwrap();
         let (rows, pairs) = (1024, attended(4096, 5120));
         assert_eq!(profile.prefill_cost().seconds(u64::from(rows), pairs), profile.prefill_step(rows, pairs));
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_is_around_1_and_none_is_exactly_1() {
+    fn step_noise_is_around_1_and_exactly_1_if_off() {
         let mut draws = [0.25, 0.75].into_iter().cycle();
         assert_eq!(step_noise(0.0, &mut || draws.next().unwrap()), 1.0);
         assert_eq!(step_noise(0.05, &mut || 0.5), 1.0);

@@ -37,7 +37,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn transfers_follow_each_other_and_an_idle_link_owes_nothing() {
+    fn link_serves_transfers_in_turn_and_idle_time_gives_no_credit() {
         let now = Instant::now();
         let mut link = Link::new(1e9, Duration::ZERO);
         assert_eq!(link.reserve(now, 1_000_000_000), now + SECOND);
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn latency_holds_nobody_up() {
+    fn link_latency_does_not_delay_the_next_transfer() {
         let now = Instant::now();
         let mut link = Link::new(64.0, SECOND);
         assert_eq!(link.reserve(now, 64), now + 2 * SECOND);

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn generations_grow_and_random_numbers_differ() {
+    fn new_generations_increase_and_random_numbers_differ() {
         let first = new_generation();
         std::thread::sleep(Duration::from_millis(1));
         assert!(new_generation() > first);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manual_clock_moves_when_told() {
+    fn manual_clock_moves_only_when_advanced() {
         let clock = ManualClock::default();
         let before = clock.now();
         clock.advance(Duration::from_secs(2));
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_on_a_manual_clock_is_woken_by_it() {
+    async fn manual_clock_advance_wakes_a_sleeping_task() {
         let clock = ManualClock::default();
         let waited = tokio::spawn(clock.sleep(Duration::from_secs(60)));
         tokio::task::yield_now().await;
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_future_has_until_the_limit_and_no_longer() {
+    async fn future_past_its_time_limit_gives_none() {
         let clock = ManualClock::default();
         let second = Duration::from_secs(1);
         assert_eq!(within(&clock, Duration::ZERO, async { 1 }).await, Some(1), "it did not wait");

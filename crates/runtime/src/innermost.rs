@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bottom_speaks_however_deep_it_is() {
+    fn innermost_error_is_the_deepest_source() {
         let refused = || Failure::Connect(io::Error::other("refused"));
         assert_eq!(innermost(&Failure::Route), "no route", "an error without a source speaks for itself");
         assert_eq!(innermost(&refused()), "refused");
@@ -55,7 +55,7 @@ mod tests {
         assert_eq!(innermost(&Failure::Transport(Box::new(Failure::Route))), "no route");
     }
     #[test]
-    fn a_chain_says_everything_once() {
+    fn error_chain_repeats_no_message() {
         #[derive(Debug, Error)]
         #[error("/m: {0}")]
         struct Io(#[source] io::Error);

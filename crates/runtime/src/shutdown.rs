@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn phases_only_move_on() {
+    async fn shutdown_phases_never_go_back() {
         let shutdown = Shutdown::new();
         shutdown.advance(Phase::Draining);
         shutdown.advance(Phase::NotReady);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_drain_has_phases_of_their_lengths_and_a_signal_ends_them() {
+    async fn drain_phases_last_as_configured_and_a_signal_ends_them() {
         let mut signals = Signals::new().unwrap();
         let ms = Duration::from_millis;
         let shutdown = Shutdown::new();

@@ -166,7 +166,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(2);
 
     #[tokio::test]
-    async fn a_failed_task_takes_the_set_down_and_is_named() {
+    async fn failed_task_cancels_its_task_set_and_is_named() {
         let tasks = TaskSet::new();
         let other = tasks.clone();
         tasks.spawn("steady", async move {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_and_an_early_end_count_as_failures() {
+    async fn task_that_panics_or_ends_early_is_a_failure() {
         let tasks = TaskSet::new();
         tasks.spawn("loud", async { if true { panic!("boom {}", 1) } else { Ok::<(), String>(()) } });
         tasks.cancelled().await;
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_may_end_or_panic_alone() {
+    async fn request_task_that_ends_or_panics_leaves_the_task_set_running() {
         let tasks = TaskSet::new();
         tasks.spawn_request("r", async {});
         tasks.spawn_request("r", async { panic!("alone") });
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stuck_task_does_not_hold_up_the_end() {
+    async fn stuck_task_does_not_delay_join_past_its_timeout() {
         let tasks = TaskSet::new();
         tasks.spawn_request("stuck", std::future::pending());
         assert_eq!(tasks.join(Duration::from_millis(20)).await, Err(TaskFailure::Stuck(1)));

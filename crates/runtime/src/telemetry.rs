@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_that_would_log_nothing_is_refused() {
+    fn log_filter_that_logs_nothing_is_refused() {
         for right in ["info", "baton_worker=debug,info", "WARN", "off", "baton[span]=trace", "a=info, warn"] {
             assert!(check_filter(right).is_ok(), "{right}");
         }
@@ -283,7 +283,7 @@ mod tests {
     ];
 
     #[test]
-    fn metrics_are_rendered_with_their_buckets() {
+    fn metrics_are_rendered_with_histogram_buckets() {
         let recorder = Telemetry::builder(&[DOCS]).unwrap().build_recorder();
         let telemetry = Telemetry { handle: recorder.handle(), resident: Gauge::noop() };
         metrics::with_local_recorder(&recorder, || {
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_a_process_is_read() {
+    fn resident_memory_is_read_from_proc_status() {
         assert_eq!(parse_resident("Name:\tbaton\nVmRSS:\t   1234 kB\nThreads:\t1\n"), Some(1234 * 1024));
         assert_eq!(parse_resident("Name:\tkthread\n"), None);
         let mine = resident_bytes().expect("Linux says");
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn every_process_says_its_version_and_memory() {
+    fn metrics_include_version_and_resident_memory() {
         let telemetry = Telemetry::install(&[DOCS]).unwrap();
         let text = telemetry.render();
         assert!(text.contains(&format!("baton_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"))), "{text}");
@@ -315,13 +315,13 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_filter_is_an_error() {
+    fn invalid_log_filter_is_an_error() {
         let error = init_logs(LogFormat::Text, "a=b=c").unwrap_err();
         assert!(error.key == "log" && error.problem.starts_with("'a=b=c'"), "{error}");
     }
 
     #[test]
-    fn the_page_lists_every_metric() {
+    fn metrics_page_lists_every_metric() {
         let page = metrics_page(&[("test", DOCS)]);
         assert!(page.contains("| `baton_test_things_total` | counter | kind | Things. |"), "{page}");
     }

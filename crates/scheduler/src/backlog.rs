@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn the_queue_shrinks_with_time_and_with_first_tokens() {
+    fn backlog_shrinks_with_time_and_with_first_tokens() {
         let start = Instant::now();
         let mut backlog = in_chunks(0.5, 0.0);
         assert_eq!(backlog.total(start), 0.0);
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_lets_others_pass_until_it_is_used_up() {
+    fn backlog_lets_prompts_overtake_until_patience_is_used_up() {
         let start = Instant::now();
         let mut backlog = in_chunks(0.5, 0.0);
         backlog.add(start, prompt(1, start, 10, 8.0));
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn priority_goes_before_everything_but_the_chunk_under_way() {
+    fn backlog_puts_priority_before_all_but_the_current_chunk() {
         let start = Instant::now();
         let mut backlog = in_chunks(0.5, 0.0);
         backlog.add(start, prompt(1, start, 0, 8.0));
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_a_chunk_takes_is_not_taken_off_those_who_came_after_it_began() {
+    fn backlog_does_not_deduct_chunk_time_from_later_prompts() {
         let start = Instant::now();
         let mut backlog = in_chunks(2.0, 0.0);
         backlog.add(start, prompt(1, start, 100, 8.0));
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_chunk_is_filled_up_with_parts_of_others() {
+    fn backlog_fills_small_chunk_with_parts_of_other_prompts() {
         let start = Instant::now();
         let mut backlog = in_chunks(2.0, 0.5);
         backlog.add(start, prompt(1, start, 100, 8.0));
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nodes_word_goes_before_what_was_guessed() {
+    fn backlog_uses_reported_step_instead_of_its_estimate() {
         let start = Instant::now();
         let mut backlog = in_chunks(2.0, 0.0);
         backlog.add(start, prompt(1, start, 100, 8.0));
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn who_would_miss_a_deadline_is_counted() {
+    fn backlog_counts_prompts_that_would_miss_their_deadline() {
         let start = Instant::now();
         let mut backlog = Backlog::default();
         let deadline = Some(start + 9 * SECOND);
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_corrects_what_was_guessed_but_not_what_it_cannot_know() {
+    fn backlog_report_corrects_only_prompts_placed_before_it() {
         let start = Instant::now();
         let mut backlog = in_chunks(0.5, 0.0);
         backlog.add(start, prompt(1, start, 0, 4.0));

@@ -73,7 +73,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn pauses_grow_up_to_a_bound_and_end_with_a_success() {
+    fn backoff_pauses_grow_to_a_bound_and_reset_on_success() {
         let (start, mut backoff) = (Instant::now(), Backoff::new(SECOND, 5 * SECOND, 8));
         let mut now = start;
         for length in [1, 2, 4, 5, 5] {
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_are_bounded_in_number() {
+    fn backoff_keeps_a_bounded_number_of_pauses() {
         let (now, mut backoff) = (Instant::now(), Backoff::new(SECOND, SECOND, 3));
         for key in 0..10_u32 {
             backoff.failed(now + key * SECOND / 100, key);

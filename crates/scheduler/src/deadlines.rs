@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_has_one_deadline_and_they_fall_due_in_order() {
+    fn deadlines_are_one_per_request_and_fall_due_in_order() {
         let key = |n| RequestKey { request: RequestId(n), attempt: Attempt(0) };
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);

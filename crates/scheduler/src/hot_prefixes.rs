@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_known_to_a_quarter() {
+    fn hot_prefix_lengths_are_known_to_a_quarter() {
         assert_eq!(lengths(30).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28]);
         assert_eq!(lengths(0).count(), 0);
         assert!(lengths(65_536).count() < 64);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_prefix_is_told_once_and_with_its_length() {
+    fn hot_prefix_of_many_requests_is_listed_once_with_its_length() {
         let now = Instant::now();
         let mut hot = HotPrefixes::new(now);
         for own in 0..10 {
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_heaviest_are_told_with_their_blocks_and_their_rate() {
+    fn heaviest_prefixes_are_listed_with_blocks_and_rate() {
         let start = Instant::now();
         let mut hot = HotPrefixes::new(start);
         let ask = |hot: &mut HotPrefixes, from: u32, to: u32| {
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_old_counts_less_and_is_forgotten() {
+    fn hot_prefix_counts_decay_and_are_forgotten() {
         let start = Instant::now();
         let mut hot = HotPrefixes::new(start);
         (0..8).for_each(|own| hot.observe(start, &chain(1, 4, own, 4)));
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_are_bounded_and_the_hot_are_found_among_many_that_come_once() {
+    fn hot_prefix_is_found_among_many_others_with_bounded_counters() {
         let now = Instant::now();
         let mut hot = HotPrefixes::with_counters(now, 256);
         let mut true_requests = 0.0;

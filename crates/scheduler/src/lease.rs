@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn leased_blocks_stay_until_the_reader_is_done() {
+    fn leased_blocks_are_not_evicted_until_the_reader_releases_them() {
         let ((mut pool, hashes), now) = (pool(), Instant::now());
         let mut leases = Leases::new(2, Duration::from_secs(5));
         let beyond = [hashes[1], hashes[2], BlockHash([9; 16]), hashes[0]];
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_leased_is_refused() {
+    fn lease_is_refused_if_blocks_are_lost_reserved_or_too_many_are_open() {
         let ((mut pool, hashes), now) = (pool(), Instant::now());
         let mut leases = Leases::new(1, Duration::from_secs(5));
         let gone = request(&[BlockHash([9; 16])]);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn only_its_reader_gives_a_lease_back() {
+    fn lease_is_released_only_by_its_reader() {
         let ((mut pool, hashes), now) = (pool(), Instant::now());
         let mut leases = Leases::new(2, Duration::from_secs(5));
         opened(leases.open(now, &mut pool, GrantId(1), request(&hashes), (None, false)));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_do_not_keep_a_request_of_the_node_waiting_for_ever() {
+    fn lease_is_refused_while_a_request_needs_leased_blocks() {
         let ((mut pool, hashes), now) = (pool(), Instant::now());
         let mut leases = Leases::new(9, Duration::from_secs(5));
         let own = pool.allocate(1).unwrap();
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_lease_ends_by_itself() {
+    fn lease_expires_if_it_is_not_released() {
         let ((mut pool, hashes), now) = (pool(), Instant::now());
         let mut leases = Leases::new(1, Duration::from_secs(5));
         opened(leases.open(now, &mut pool, GrantId(1), request(&hashes), (None, false)));

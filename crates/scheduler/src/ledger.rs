@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn the_batch_of_a_later_time_counts_who_comes_and_who_goes() {
+    fn forecast_of_batch_counts_sequences_that_join_and_leave() {
         let start = Instant::now();
         let mut charges = NodeCharges::default();
         for n in 0..3 {
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_unknown_length_count_in_part() {
+    fn forecast_of_batch_counts_answers_of_unknown_length_in_part() {
         let start = Instant::now();
         let (mut charges, mut lengths) = (NodeCharges::default(), OutputLength::new(100));
         (0..1000).for_each(|n| lengths.observe(if n % 2 == 0 { 10 } else { 1000 }));

@@ -96,7 +96,7 @@ pub(crate) mod tests {
     proptest! {
         /// Whenever they are due: no later arrival goes before a request whose bound has passed.
         #[test]
-        fn no_request_waits_beyond_its_bound(
+        fn prefill_queue_overtakes_no_request_past_its_bound(
             prompts in prop::collection::vec((0u64..20, 0u64..60, 0.1f64..30.0, 0u8..101), 1..30),
             priorities in prop::collection::vec(-1i32..2, 30),
             wait in 0u64..200,

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_any_request_had_is_cached() {
+    fn ttft_floor_takes_blocks_of_any_earlier_request_as_cached() {
         let profile = ModelProfile::load("llama3-70b-a800").unwrap();
         let requests = vec![request(0, 1100, &[1, 2, 3]), request(9, 1600, &[1, 2, 3, 4])];
         // The third block of the first request is not full, so its id is not one that is kept.
@@ -163,14 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn the_last_token_is_computed() {
+    fn ttft_floor_computes_the_last_token() {
         let profile = ModelProfile::load("llama3-70b-a800").unwrap();
         let requests = vec![request(0, 1024, &[1, 2]), request(9, 1024, &[1, 2])];
         assert_eq!(floor(requests, Window::SecondHalf), profile.prompt(1024, 512));
     }
 
     #[test]
-    fn the_largest_set_in_time_leaves_out_the_longest() {
+    fn most_requests_in_time_leave_out_the_longest() {
         let most = |jobs: &[(u64, f64)], limit| {
             most_in_time(jobs.iter().map(|(at, work)| (Duration::from_secs(*at), *work)), Duration::from_secs(limit))
         };
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn no_requests_have_no_floor() {
+    fn ttft_floor_of_no_requests_is_zero() {
         assert_eq!(floor(Vec::new(), Window::All), 0.0);
     }
 }

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_come_in_the_order_of_time_then_of_scheduling() {
+    fn event_queue_orders_by_time_then_by_scheduling() {
         let mut queue = EventQueue::new();
         for (seconds, event) in [(3, 'c'), (1, 'a'), (3, 'd'), (2, 'b')] {
             queue.after(Duration::from_secs(seconds), event);

@@ -47,14 +47,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_numbers_are_those_of_splitmix64() {
+    fn random_numbers_are_those_of_splitmix64() {
         let mut random = Random::new(1_234_567);
         let first = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423];
         assert_eq!(first.map(|_| random.next_u64()), first);
     }
 
     #[test]
-    fn draws_are_in_range_and_of_the_right_mean() {
+    fn random_draws_are_in_range_and_of_the_right_mean() {
         let mut random = Random::new(7);
         let mut mean = |draw: fn(&mut Random) -> f64| (0..10_000).map(|_| draw(&mut random)).sum::<f64>() / 1e4;
         assert!((mean(Random::unit) - 0.5).abs() < 0.02);

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_values_that_there_are() {
+    fn quantiles_are_values_of_the_sample() {
         let spread = Spread::of([4.0, 1.0, 3.0, 2.0].into_iter());
         assert_eq!([0.0, 0.25, 0.5, 0.9, 1.0].map(|q| spread.quantile(q)), [1.0, 1.0, 2.0, 4.0, 4.0]);
         assert_eq!((spread.mean(), Spread::default().mean(), Spread::default().quantile(0.5)), (2.5, 0.0, 0.0));

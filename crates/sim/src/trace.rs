@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_sorted_by_time_which_may_be_broken() {
+    fn trace_lines_are_sorted_by_fractional_timestamp() {
         let trace = read(&format!("{}\n\n{LINE}\n", LINE.replace("\"timestamp\": 3", "\"timestamp\": 4.5"))).unwrap();
         assert_eq!(seconds(&trace), [0.0, 0.0015]);
         let first = &trace.requests[0];
@@ -239,13 +239,13 @@ mod tests {
     }
 
     #[test]
-    fn the_fixture_reads() {
+    fn trace_fixture_is_read_whole() {
         let trace = Trace::read("small", &include_bytes!("../tests/fixtures/small.jsonl")[..]).unwrap();
         assert_eq!((trace.requests.len(), trace.blocks()), (200, 2_240));
     }
 
     #[test]
-    fn errors_name_line_and_field() {
+    fn trace_errors_name_line_and_field() {
         let cases = [
             ("{", "[", "line 2: line: "),
             ("\"timestamp\": 3, ", "", "line 2: timestamp: missing"),
@@ -269,13 +269,13 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_bounded() {
+    fn trace_line_beyond_the_length_limit_is_refused() {
         let error = read(&format!("{LINE}\n[{}]", "1,".repeat(1_000_000))).unwrap_err();
         assert_eq!(error.to_string(), "line 2: line: longer than 1000000 bytes");
     }
 
     #[test]
-    fn jitter_shifts_later_and_keeps_the_order() {
+    fn trace_jitter_shifts_later_and_keeps_the_order() {
         let (mut trace, before) = (ten(), ten());
         trace.jitter(Duration::from_secs(3), &mut Random::new(1));
         assert!(seconds(&trace).is_sorted());
@@ -287,13 +287,13 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_is_what_comes_before_its_end() {
+    fn trace_limited_to_a_duration_has_only_requests_before_its_end() {
         let played = |seconds| ten().played(seconds, Duration::ZERO, 1).requests.len();
         assert_eq!((played(None), played(Some(Duration::from_secs(4))), played(Some(Duration::ZERO))), (10, 4, 0));
     }
 
     #[test]
-    fn the_half_of_the_time_has_an_end() {
+    fn trace_half_is_counted_by_time() {
         assert_eq!((ten().before(0.5), ten().before(0.0), ten().before(1.0)), (5, 0, 9));
         assert_eq!(read("").unwrap().before(0.5), 0);
     }

@@ -49,7 +49,7 @@ fn check_ends(outcome: &Outcome) {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_run() {
+fn same_seed_gives_the_same_simulated_run() {
     let trace = conversations(300, 6.0, 1);
     let run = |seed| simulate(&trace, &profile(), &SimOptions { seed, ..SimOptions::default() });
     let (first, again, other) = (run(1), run(1), run(2));
@@ -59,7 +59,7 @@ fn the_same_seed_gives_the_same_run() {
 }
 
 #[test]
-fn the_time_to_first_token_of_prompts_of_all_lengths_is_predicted() {
+fn ttft_of_prompts_of_all_lengths_is_predicted() {
     // A small model on a core, a token in 2.7 ms, with prompts of 20 to 2,000 tokens at 70 % of
     // what the node can compute. Here each token stands for 32.
     const SCALE: f64 = 32.0;
@@ -96,7 +96,7 @@ fn the_time_to_first_token_of_prompts_of_all_lengths_is_predicted() {
 }
 
 #[test]
-fn a_prompt_that_takes_minutes_is_no_stalled_one() {
+fn prompt_that_takes_minutes_is_not_ended_as_stalled() {
     // 10 ms a token: 205 s for 20,580 tokens, at the prefill node or, if none is left, at the
     // decode node.
     let slow = ModelProfile { prefill_per_token: 0.01, decode_per_sequence: 0.01, ..profile() };
@@ -110,7 +110,7 @@ fn a_prompt_that_takes_minutes_is_no_stalled_one() {
 }
 
 #[test]
-fn a_hot_prefix_spreads_over_the_nodes_and_heats_none() {
+fn hot_prefix_spreads_over_nodes_without_imbalance() {
     let mut random = Random::new(3);
     let mut at = 0.0;
     let requests = (0..1500_u64).map(|n| {
@@ -135,7 +135,7 @@ fn a_hot_prefix_spreads_over_the_nodes_and_heats_none() {
 }
 
 #[test]
-fn an_ssd_below_a_small_memory_serves_what_the_memory_lost() {
+fn ssd_tier_serves_blocks_that_a_small_memory_evicted() {
     let trace = conversations(400, 3.0, 7);
     let with = |ssd_blocks| {
         let placement = SimPlacement::Production(PlacementKind::CacheAware);
@@ -155,7 +155,7 @@ proptest! {
     /// Whatever the cluster is like, every request ends exactly once, nothing stays charged, and
     /// every node's blocks are accounted for. `simulate` checks the latter at its end.
     #[test]
-    fn every_request_ends_once(
+    fn every_request_ends_once_in_random_clusters(
         prefill in 1usize..5,
         decode in 1usize..4,
         placement in 0..SimPlacement::ALL.len(),

@@ -111,18 +111,18 @@ fn run(seeds: std::ops::Range<u64>) -> Ends {
 }
 
 #[test]
-fn whatever_goes_wrong_each_request_ends_once() {
+fn every_request_ends_once_under_random_faults() {
     run(0..50).check();
 }
 
 #[test]
 #[ignore = "takes four minutes: make test-long"]
-fn whatever_goes_wrong_each_request_ends_once_a_thousand_times() {
+fn every_request_ends_once_under_random_faults_a_thousand_times() {
     run(1000..2000).check();
 }
 
 #[test]
-fn the_same_seed_gives_the_same_faults() {
+fn same_seed_gives_the_same_faults() {
     let profile = profile();
     let run = |seed| simulate(&trace(1), &profile, &SimOptions { seed, ..options(1) });
     assert_eq!(run(7), run(7));

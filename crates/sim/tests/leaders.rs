@@ -33,7 +33,7 @@ fn two_leaders_never_place_in_one_term_a_thousand_times() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_reigns() {
+fn same_seed_gives_the_same_leader_terms() {
     assert_eq!(simulate_leaders(7), simulate_leaders(7));
     assert_ne!(simulate_leaders(7), simulate_leaders(8));
 }

@@ -27,37 +27,37 @@ fn open(source: &Source) -> Trace {
 }
 
 #[test]
-fn the_order_and_the_scale_are_the_papers() {
+fn placements_rank_as_in_mooncake_paper_on_small_trace() {
     claims::check_order_of_placements(&conversation());
 }
 
 /// The published trace takes three times as long, and evicts more. Here the caches of prefill nodes
 /// are a third as large, and a third as many decode nodes offer prefixes.
 #[test]
-fn baton_is_faster_than_mooncake_on_conversations_and_its_tail_is_hardly_longer() {
+fn baton_ttft_beats_mooncake_on_small_conversation_trace() {
     let options = SimOptions { speed: 1.3, cache_blocks: Some(2000), decode: 3, ..claims::without_admission() };
     claims::check_baton_against_mooncake(&conversation(), options);
 }
 
 /// As above: the published trace takes 1.7 times as long.
 #[test]
-fn baton_is_faster_than_mooncake_on_documents_and_its_tail_is_hardly_longer() {
+fn baton_ttft_beats_mooncake_on_small_document_trace() {
     let options = SimOptions { cache_blocks: Some(1500), decode: 5, ..claims::without_admission() };
     claims::check_baton_against_mooncake(&synthetic(), options);
 }
 
 #[test]
-fn under_overload_our_admission_serves_more_within_the_objectives() {
+fn value_density_serves_more_within_objectives_on_small_trace() {
     claims::check_admission_under_overload(&conversation());
 }
 
 #[test]
-fn fetched_prefixes_double_the_hits_of_caches_that_stay_apart() {
+fn fetched_prefixes_double_cache_hits_on_small_trace() {
     claims::check_hits_of_fetched_prefixes(&conversation());
 }
 
 #[test]
-fn lhd_is_nowhere_worse_than_lru_or_lfu_and_mostly_better() {
+fn lhd_hits_are_never_below_lru_or_lfu_on_small_traces() {
     // 30,000 blocks, the largest size for the published traces, hold all of these.
     for source in [conversation(), synthetic()] {
         claims::check_lhd(&open(&source), &[1_000, 5_000, 10_000, 20_000]);
@@ -67,7 +67,7 @@ fn lhd_is_nowhere_worse_than_lru_or_lfu_and_mostly_better() {
 /// A changed generator still makes traces that are like the published ones, whose figures these
 /// are.
 #[test]
-fn the_small_traces_have_the_published_means_and_hits() {
+fn small_traces_have_the_published_means_and_hits() {
     let check = |source: Source, per_hour: f64, prompt: f64, answer: f64, block_hits: f64| {
         let trace = open(&source);
         let count = trace.requests.len() as f64;

@@ -38,38 +38,38 @@ fn open(source: &Source) -> Trace {
 
 #[test]
 #[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
-fn the_order_and_the_scale_are_the_papers() {
+fn placements_rank_as_in_mooncake_paper_on_real_trace() {
     claims::check_order_of_placements(&conversation());
 }
 
 #[test]
 #[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
-fn baton_is_faster_than_mooncake_on_conversations_and_its_tail_is_hardly_longer() {
+fn baton_ttft_beats_mooncake_on_real_conversation_trace() {
     claims::check_baton_against_mooncake(&conversation(), SimOptions { speed: 1.3, ..claims::without_admission() });
 }
 
 #[test]
 #[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
-fn baton_is_faster_than_mooncake_on_documents_and_its_tail_is_hardly_longer() {
+fn baton_ttft_beats_mooncake_on_real_document_trace() {
     let options = SimOptions { cache_blocks: Some(2500), ..claims::without_admission() };
     claims::check_baton_against_mooncake(&synthetic(), options);
 }
 
 #[test]
 #[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
-fn under_overload_our_admission_serves_more_within_the_objectives() {
+fn value_density_serves_more_within_objectives_on_real_trace() {
     claims::check_admission_under_overload(&conversation());
 }
 
 #[test]
 #[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
-fn fetched_prefixes_double_the_hits_of_caches_that_stay_apart() {
+fn fetched_prefixes_double_cache_hits_on_real_trace() {
     claims::check_hits_of_fetched_prefixes(&conversation());
 }
 
 #[test]
 #[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
-fn lhd_is_nowhere_worse_than_lru_or_lfu_and_mostly_better() {
+fn lhd_hits_are_never_below_lru_or_lfu_on_real_traces() {
     for source in [conversation(), synthetic()] {
         claims::check_lhd(&open(&source), &EVICTION_SIZES);
     }
@@ -78,7 +78,7 @@ fn lhd_is_nowhere_worse_than_lru_or_lfu_and_mostly_better() {
 /// The figure known for LRU shows that the replay counts as others do.
 #[test]
 #[ignore = "needs Mooncake's traces: BATON_FIXTURES names the folder that holds traces/"]
-fn lru_has_the_hits_that_are_known_for_the_synthetic_trace() {
+fn lru_hit_rate_on_real_synthetic_trace_is_the_known_one() {
     let rate = eviction_table(&open(&synthetic()), &[10_000])[0].lru.whole.rate();
     assert!((rate - 0.424).abs() < 0.0005, "{rate}");
 }

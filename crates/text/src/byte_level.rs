@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_alphabet_is_that_of_the_library() {
+    fn byte_level_alphabet_matches_hugging_face() {
         let text: String = (0..=0x7f).map(char::from).chain(['\u{80}', 'é', '€', '😀', '\u{ad}', '\u{7ff}']).collect();
         let mut written = PreTokenizedString::from(text.as_str());
         ByteLevel::new(false, false, false).pre_tokenize(&mut written).unwrap();
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn merges_that_make_no_token_are_refused() {
+    fn bpe_merges_that_make_no_token_are_refused() {
         let tokens = ["a", "b", "ab"];
         let split = |merge: &str| {
             merges("m", [merge].into_iter(), |text| tokens.contains(&text)).map_err(|error| error.to_string())

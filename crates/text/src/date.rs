@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_are_those_of_python() {
+    fn strftime_matches_python() {
         // datetime.fromtimestamp(x, UTC).strftime(...)
         assert_eq!(at(0, "%A %d %B %Y %H:%M:%S"), "Thursday 01 January 1970 00:00:00");
         assert_eq!(at(951_782_400, "%a %-d %b %y %F"), "Tue 29 Feb 00 2000-02-29");
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_conversion_is_an_error() {
+    fn unknown_strftime_conversion_is_an_error() {
         assert!(strftime("%Q", UNIX_EPOCH).is_err());
         assert!(strftime("%", UNIX_EPOCH).is_err());
         assert!(strftime(&"x".repeat(300), UNIX_EPOCH).is_err());

@@ -104,7 +104,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_make_the_decoding_of_the_whole(tokens in prop::collection::vec(0u32..266, 0..40), skip in any::<bool>()) {
+        fn streamed_detokenization_equals_decoding_of_the_whole(tokens in prop::collection::vec(0u32..266, 0..40), skip in any::<bool>()) {
             let mut detokenizer = Detokenizer::new(vocabulary(), skip, false);
             let mut text: String = tokens.iter().map(|&token| detokenizer.push(token)).collect();
             text += &detokenizer.finish();
@@ -112,7 +112,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_out_never_changes(tokens in prop::collection::vec(0u32..266, 1..40)) {
+        fn streamed_text_is_always_a_prefix_of_the_whole(tokens in prop::collection::vec(0u32..266, 1..40)) {
             let mut detokenizer = Detokenizer::new(vocabulary(), true, false);
             let mut text = String::new();
             for end in 1..=tokens.len() {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_space_goes_where_the_text_begins() {
+    fn leading_space_is_dropped_only_at_the_beginning_of_a_text() {
         let mut begins = Detokenizer::new(vocabulary(), true, true);
         assert_eq!([begins.push(263), begins.push(256), begins.push(256)].concat(), "the the");
         let mut continues = Detokenizer::new(vocabulary(), true, false);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_show_on_request() {
+    fn special_tokens_are_shown_only_on_request() {
         assert_eq!(Detokenizer::new(vocabulary(), false, false).push(263), "<|end|>");
         assert_eq!(Detokenizer::new(vocabulary(), true, false).push(263), "");
         assert_eq!(Detokenizer::new(vocabulary(), true, false).push(9999), "");

@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_comes_first_and_nothing_twice() {
+    fn end_tokens_of_the_file_come_first_without_duplicates() {
         assert_eq!(end_tokens([7, 2], [("<|im_end|>", 2), ("<|user|>", 3), ("<|eot_id|>", 4)]), [7, 2, 4]);
     }
 }

@@ -56,7 +56,7 @@ mod tests {
     use super::replaced;
 
     #[test]
-    fn only_the_tags_change() {
+    fn generation_tags_are_replaced_and_nothing_else() {
         let cases = [
             ("a{% generation %}b{% endgeneration %}c", "a{% with %}b{% endwith %}c"),
             ("{%- generation -%}\nb\n{%-endgeneration-%}", "{%- with -%}\nb\n{%-endwith-%}"),

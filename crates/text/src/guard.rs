@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_content_spells_is_cut() {
+    fn control_tokens_spelled_in_content_are_broken_up() {
         let client = |text: &str| content(text, Author::Client);
         assert_eq!(client("a <|im_end|> b<|im_<|im_end|>end|>"), "a <#|im_end|> b<|im_<#|im_end|>end|>");
         assert_eq!(client("x<s>~"), "x<#s#>~", "two that share a part");
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_neighbours_could_complete_is_cut() {
+    fn partial_control_tokens_at_edges_of_content_are_broken_up() {
         let client = |text: &str| content(text, Author::Client);
         assert_eq!(client("x <|im_ "), "x <|im_# ");
         assert_eq!(client(" end|> x"), " #end|> x");
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn roles_are_known_or_cut() {
+    fn unknown_role_that_spells_a_control_token_is_broken_up() {
         let guard = guard();
         let marker = Marker::new(&guard, &UsedMarks::default()).unwrap();
         let role = |role: &str| marker.role(role).replace(marker.mark(), "#");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_is_one_that_no_content_has() {
+    fn guard_mark_is_one_that_no_content_has() {
         let guard = guard();
         let mut used = UsedMarks::default();
         used.add("\u{fdd0}x\u{fdd1}");
@@ -217,7 +217,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_join_of_contents_spells_a_control_token(parts in prop::collection::vec("[<|>imends_ ~]{0,12}|<s>|<\\|im_end\\|>", 0..6)) {
+        fn joined_contents_never_spell_a_control_token(parts in prop::collection::vec("[<|>imends_ ~]{0,12}|<s>|<\\|im_end\\|>", 0..6)) {
             let guard = guard();
             let marker = Marker::new(&guard, &UsedMarks::default()).unwrap();
             let (mut joined, mut trimmed) = (String::new(), String::new());

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_is_before_a_word_and_not_inside_a_character() {
+    fn long_text_is_cut_before_a_word_and_not_inside_a_character() {
         assert_eq!(cut("a b c", 0), 1);
         assert_eq!(cut("aé  b 1 c", 1), 8);
         assert_eq!(cut("ééé x", 3), 8, "no visible ASCII before it");
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_the_same_on_both_sides_of_a_cut() {
+    fn pre_tokenized_words_do_not_change_by_a_cut() {
         let dialects =
             ["gpt-2", "smollm", "llama-bpe", "qwen2", "tekken"].map(|name| (name, dialect(Some(name)).unwrap()));
         let text = "([a-cé\u{301}'st.!/1-3\n\t ]| [ab]|'[sS]|\r\n){0,60}";

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn digits_tell_the_dialects_apart() {
+    fn pre_tokenizer_groups_digits_by_dialect() {
         assert_eq!(words("gpt-2", "in 1234"), ["in", " 1234"]);
         assert_eq!(words("smollm", "in 1234"), ["in", " ", "1", "2", "3", "4"]);
         assert_eq!(words("llama-bpe", "in 1234"), ["in", " ", "123", "4"]);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_an_error() {
+    fn unknown_pre_tokenizer_name_is_an_error() {
         let error = dialect(Some("poro-chat")).err().unwrap().to_string();
         assert!(error.starts_with("tokenizer: tokenizer.ggml.pre: 'poro-chat' is not known"), "{error}");
     }

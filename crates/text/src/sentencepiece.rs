@@ -309,7 +309,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_queue_merges_what_a_search_of_all_pairs_does(text in "[ab ]{0,40}", across in any::<bool>()) {
+        fn sentencepiece_queue_merges_as_the_naive_search(text in "[ab ]{0,40}", across in any::<bool>()) {
             let encoder = encoder(if across { &[("a▁", -1.2)] } else { &[] });
             prop_assert_eq!(encoder.words_are_apart, !across);
             prop_assert_eq!(encoder.encode(&text, false, None), naive(&encoder, &text));
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_piece_is_bytes_or_one_unknown() {
+    fn sentencepiece_text_without_piece_is_bytes_or_one_unknown_token() {
         let mut encoder = encoder(&[]);
         assert_eq!(encoder.encode("aéb", false, None), [0, 1], "nothing stands for it");
         encoder.unknown = Some(99);

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_token_wins_and_special_ones_are_optional() {
+    fn longest_special_token_is_matched_and_parsing_is_optional() {
         let tokens = [("<s>".to_owned(), 1, true), ("<s>>".to_owned(), 2, true), ("<user>".to_owned(), 3, false)];
         let splitter = SpecialSplitter::new(&tokens).unwrap();
         assert_eq!(splitter.split("a<s>>b<user><s>", true), [Text("a"), Token(2), Text("b"), Token(3), Token(1)]);

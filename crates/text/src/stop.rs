@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_be_a_beginning_is_held_back() {
+    fn only_a_possible_beginning_of_stop_string_is_withheld() {
         let mut matcher = StopStrings::new(&["</s>", "END"]).unwrap();
         assert_eq!(matcher.push("hello <"), StopOutcome::Emit("hello ".into()));
         assert_eq!(matcher.push("/"), StopOutcome::Emit("".into()));
@@ -177,13 +177,13 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_beginning_is_not_missed() {
+    fn stop_string_after_repeated_beginning_is_found() {
         assert_eq!(run(&["aab"], ["a", "a", "a", "b"]), ("a".into(), Some(0)));
         assert_eq!(run(&["ééx"], ["é", "éé", "x"]), ("é".into(), Some(0)));
     }
 
     #[test]
-    fn bad_ones_name_the_field() {
+    fn invalid_stop_strings_are_refused_by_index() {
         let message = |stops: &[String]| StopStrings::new(stops).unwrap_err().to_string();
         assert!(message(&vec!["x".to_owned(); 17]).starts_with("17 strings"));
         assert!(message(&[String::new()]).starts_with("string 0 has 0 bytes"));
@@ -193,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_cut_gives_the_first_stop_string(
+        fn first_stop_string_is_found_for_any_chunking(
             stops in prop::collection::vec("[abé]{1,4}", 0..4),
             pieces in prop::collection::vec("[abé]{0,5}", 0..10),
         ) {

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn keyword_arguments_give_what_python_gives() {
+    fn tojson_keyword_arguments_match_python() {
         // Python 3.12: json.dumps(value, **{'ensure_ascii': False, ...}).
         let cases = [
             ("", "{\"b\": [1, 2.5, true, null, [], {}], \"a\": {\"é😀\": \"x\\n\\\"\\\\\u{7f}\", \"B\": [[]]}}"),
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_arguments_are_refused() {
+    fn invalid_tojson_arguments_are_refused() {
         for arguments in [
             "(indent=[])",
             "(separators=(',',))",

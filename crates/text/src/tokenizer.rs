@@ -233,7 +233,7 @@ mod tests {
     const TEXT: EncodeOptions = EncodeOptions { add_special: false, parse_special: false };
 
     #[test]
-    fn bytes_are_tokens() {
+    fn byte_tokenizer_maps_bytes_to_tokens() {
         let tokenizer = Tokenizer::bytes();
         let all = EncodeOptions { add_special: true, parse_special: true };
         assert_eq!(tokenizer.encode("é<|im_end|>", all).unwrap(), [256, 0xc3, 0xa9, 259]);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_refused_before_it_costs() {
+    fn text_over_byte_limit_is_refused_before_tokenizing() {
         let tokenizer = Tokenizer::bytes();
         let error = tokenizer.encode(&"x".repeat(20 << 20), TEXT).unwrap_err();
         assert_eq!(error.to_string(), "20971520 bytes, but at most 4194304 are taken");
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn text_goes_there_and_back() {
+    fn byte_tokenizer_round_trips_text() {
         let (tokenizer, text) = (Tokenizer::bytes(), "Grüße 😀\u{0}\n");
         assert_eq!(tokenizer.decode(&tokenizer.encode(text, TEXT).unwrap(), DecodeOptions::default()), text);
     }

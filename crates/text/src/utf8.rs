@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_character_comes_out_when_it_is_whole() {
+    fn utf8_stream_emits_a_character_once_it_is_complete() {
         let (mut stream, mut out) = (Utf8Stream::default(), String::new());
         for &byte in &"😀".as_bytes()[..3] {
             stream.push(&[byte], &mut out);
@@ -77,13 +77,13 @@ mod tests {
     }
 
     #[test]
-    fn a_surrogate_is_three_replacements() {
+    fn utf8_stream_replaces_a_surrogate_by_three_characters() {
         assert_eq!(streamed([&b"\xed\xa0"[..], &b"\x80"[..]]), "\u{fffd}\u{fffd}\u{fffd}");
     }
 
     proptest! {
         #[test]
-        fn any_split_gives_the_lossy_decoding_of_the_whole(
+        fn utf8_stream_equals_lossy_decoding_for_any_chunking(
             // Lead and continuation bytes more often than by chance.
             bytes in prop::collection::vec(prop_oneof![any::<u8>(), 0x80u8..=0xbf, 0xc0u8..=0xff, 0x20u8..0x7f], 0..64),
             chunk in 1usize..9,

@@ -185,7 +185,7 @@ fn check(family: &Family, fixture: &str, arguments: &str, texts: impl Strategy<V
 }
 
 #[test]
-fn whatever_is_said_the_control_tokens_are_the_templates_own() {
+fn control_tokens_of_a_prompt_are_only_those_of_its_template() {
     for family in &FAMILIES {
         let marks: Vec<_> = family.marks.iter().map(|(mark, _)| (*mark).to_owned()).collect();
         // Whole marks, halves of them, and what their names are made of.

@@ -55,7 +55,7 @@ fn assert_ids(name: &str, tokenizer: &Tokenizer, options: EncodeOptions, expecte
 }
 
 #[test]
-fn byte_level_bpe_from_gguf() {
+fn byte_level_bpe_of_gguf_gives_hugging_face_ids() {
     for name in BYTE_LEVEL {
         let (tokenizer, expected) = (from_gguf(name), json(&format!("{name}.ids.json")));
         assert_ids(name, &tokenizer, PLAIN, &expected["plain"]);
@@ -64,7 +64,7 @@ fn byte_level_bpe_from_gguf() {
 }
 
 #[test]
-fn byte_level_bpe_from_tokenizer_json() {
+fn byte_level_bpe_of_tokenizer_json_gives_hugging_face_ids() {
     for name in BYTE_LEVEL {
         let (tokenizer, expected) = (from_json(name), json(&format!("{name}.ids.json")));
         assert_ids(name, &tokenizer, PLAIN, &expected["plain"]);
@@ -73,21 +73,21 @@ fn byte_level_bpe_from_tokenizer_json() {
 }
 
 #[test]
-fn sentencepiece_from_gguf() {
+fn sentencepiece_of_gguf_gives_hugging_face_ids() {
     let (tokenizer, expected) = (from_gguf("llama"), json("llama.ids.json"));
     assert_ids("llama", &tokenizer, PLAIN, &expected["plain"]);
     assert_ids("llama", &tokenizer, SPECIAL, &expected["fast_special"]);
 }
 
 #[test]
-fn sentencepiece_from_tokenizer_json() {
+fn sentencepiece_of_tokenizer_json_gives_hugging_face_ids() {
     let (tokenizer, expected) = (from_json("llama"), json("llama.ids.json"));
     assert_ids("llama", &tokenizer, PLAIN, &expected["fast"]);
     assert_ids("llama", &tokenizer, SPECIAL, &expected["fast_special"]);
 }
 
 #[test]
-fn both_files_of_a_model_say_the_same() {
+fn gguf_and_tokenizer_json_of_a_model_have_the_same_tokens() {
     for name in BYTE_LEVEL.into_iter().chain(["llama"]) {
         let (gguf, json) = (from_gguf(name), from_json(name));
         assert_eq!(gguf.vocab_size(), json.vocab_size(), "{name}");
@@ -110,7 +110,7 @@ fn both_files_of_a_model_say_the_same() {
 }
 
 #[test]
-fn tokens_become_the_text_they_came_from() {
+fn tokens_decode_to_the_text_they_came_from() {
     for name in BYTE_LEVEL.into_iter().chain(["llama"]) {
         let tokenizer = from_gguf(name);
         for text in texts() {
@@ -137,7 +137,7 @@ fn tokens_become_the_text_they_came_from() {
 }
 
 #[test]
-fn conversations_render_as_in_hugging_face() {
+fn chat_templates_render_as_in_hugging_face() {
     let entries = json("chat.json");
     let entries = entries.as_array().expect("a list");
     assert_eq!(entries.len(), 12);
@@ -165,7 +165,7 @@ fn conversation(list: &Value) -> Conversation {
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn smollm2_gives_the_ids_of_hugging_face() {
+fn smollm2_tokenizer_gives_hugging_face_ids() {
     let model = model();
     let (tokenizer, expected) = (Tokenizer::from_model(&model).expect("a tokenizer"), json("smollm2.ids.json"));
     assert_ids("smollm2", &tokenizer, PLAIN, &expected["plain"]);
@@ -174,7 +174,7 @@ fn smollm2_gives_the_ids_of_hugging_face() {
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn smollm2_gives_the_prompts_of_the_reference() {
+fn smollm2_chat_template_gives_prompts_of_the_reference() {
     let model = model();
     let tokenizer = Tokenizer::from_model(&model).expect("a tokenizer");
     let template = ChatTemplate::from_model(&model, &tokenizer).expect("a template that compiles").expect("a template");

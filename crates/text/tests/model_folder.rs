@@ -34,7 +34,7 @@ fn refusal(files: &[(&str, Value)]) -> TextError {
 }
 
 #[test]
-fn a_tokenizer_and_its_end_tokens() {
+fn model_folder_gives_tokenizer_end_tokens_and_chat_template() {
     let folder = folder(&[
         ("generation_config.json", json!({"eos_token_id": [1, 0], "bos_token_id": 0})),
         (
@@ -54,7 +54,7 @@ fn a_tokenizer_and_its_end_tokens() {
 }
 
 #[test]
-fn a_template_is_found_where_the_hub_keeps_it() {
+fn chat_template_is_found_where_the_hub_keeps_it() {
     let source = |files: &[(&str, Value)]| {
         let folder = folder(files);
         let model = open(&folder);
@@ -77,7 +77,7 @@ fn a_template_is_found_where_the_hub_keeps_it() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn invalid_tokenizer_file_of_model_folder_is_named() {
     let beyond = refusal(&[("generation_config.json", json!({"eos_token_id": 99_999}))]).to_string();
     assert!(beyond.starts_with("tokenizer: eos_token_id: 99999, but there are"), "{beyond}");
     let broken = refusal(&[("tokenizer_config.json", "{".into())]).to_string();

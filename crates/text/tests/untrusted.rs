@@ -56,7 +56,7 @@ fn exercise(tokenizer: &Tokenizer) {
 }
 
 #[test]
-fn damaged_gguf_metadata_is_an_error_or_works() {
+fn damaged_gguf_tokenizer_is_refused_or_works() {
     let mut random = Random(1);
     let (mut loaded, mut refused) = (0, 0);
     for name in ["llama3.gguf", "llama.gguf", "qwen2.gguf"] {
@@ -84,7 +84,7 @@ fn damaged_gguf_metadata_is_an_error_or_works() {
 }
 
 #[test]
-fn a_damaged_tokenizer_json_is_an_error_or_works() {
+fn damaged_tokenizer_json_is_refused_or_works() {
     let mut random = Random(2);
     let mut loaded = 0;
     for name in ["llama3.json", "llama.json", "qwen2.json"] {
@@ -103,7 +103,7 @@ fn a_damaged_tokenizer_json_is_an_error_or_works() {
 }
 
 #[test]
-fn json_of_another_kind_names_its_field() {
+fn unsupported_tokenizer_json_names_its_field() {
     let error = |change: fn(&mut serde_json::Value)| {
         let mut json = serde_json::from_slice(&fixture("smollm.json")).expect("JSON");
         change(&mut json);
@@ -120,7 +120,7 @@ fn json_of_another_kind_names_its_field() {
 /// Text that takes time with the square of its length. It does so for regular expressions that
 /// backtrack, and for merges that look for the best pair again and again.
 #[test]
-fn a_long_run_is_not_quadratic() {
+fn tokenizing_a_long_run_is_not_quadratic() {
     let run = |piece: &str, bytes: usize| piece.repeat(bytes / piece.len());
     for name in ["smollm.gguf", "llama3.gguf", "tekken.gguf", "llama.gguf"] {
         let gguf = Gguf::parse(fixture(name)).expect("GGUF");
@@ -142,7 +142,7 @@ fn a_long_run_is_not_quadratic() {
 }
 
 #[test]
-fn white_space_is_cut_as_in_short_text_or_refused() {
+fn long_white_space_is_tokenized_as_short_or_refused() {
     let gguf = Gguf::parse(fixture("llama3.gguf")).expect("GGUF");
     let tokenizer = Tokenizer::from_model(&ModelFile::Gguf(gguf)).expect("a tokenizer");
     let tail = "x, it's 123456 of the words  end";

@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_round_trip_through_text() {
+    fn request_id_round_trips_through_text() {
         let id = RequestId(0xabc);
         assert_eq!(id.to_string(), "00000000000000000000000000000abc");
         assert_eq!(id.to_string().parse::<RequestId>().unwrap(), id);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_known_by_its_first_digits() {
+    fn request_id_prefix_matches_only_first_digits() {
         let id: RequestId = "4f0c1a00000000000000000000000000".parse().unwrap();
         for prefix in ["4f0c1a", "4F0C1A0", "4f0c1a00000000000000000000000000"] {
             assert!(prefix.parse::<RequestIdPrefix>().unwrap().matches(id), "{prefix}");
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn node_names_are_checked() {
+    fn invalid_node_ids_are_refused() {
         assert_eq!(NodeId::new("prefill-0.rack:7").unwrap().as_str(), "prefill-0.rack:7");
         for bad in ["", "a b", "ü", "x/y", &"n".repeat(129)] {
             assert!(NodeId::new(bad).is_err(), "{bad}");

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_offsets_follow_the_picture() {
+    fn kv_layout_sizes_and_offsets_are_as_documented() {
         let l = layout();
         assert_eq!(l.block_bytes(), 3 * 2 * 16 * 64 * 2);
         assert_eq!(KvLayout { dtype: KvDtype::Int8, ..layout() }.block_bytes(), 3 * 2 * 16 * (64 + 4));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn types_are_read_by_their_names() {
+    fn kv_dtype_names_parse_and_error_lists_them() {
         for dtype in KvDtype::ALL {
             assert_eq!(dtype.as_str().parse(), Ok(dtype));
             assert_eq!(serde_json::to_value(dtype).unwrap(), dtype.as_str());
@@ -219,12 +219,12 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "block 100 of 100")]
-    fn a_block_outside_the_arena_is_a_bug() {
+    fn offset_of_block_outside_the_arena_panics() {
         layout().offset(0, BlockId(100));
     }
 
     #[test]
-    fn a_mismatch_names_the_field() {
+    fn kv_layout_mismatch_names_the_field() {
         let other = KvLayout { dtype: KvDtype::F32, num_blocks: 5, ..layout() };
         let error = layout().check_compatible(&other).unwrap_err();
         assert_eq!(error.to_string(), "KV layouts differ in dtype: f16 here, f32 there");

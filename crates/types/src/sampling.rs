@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_range_is_checked_and_named() {
+    fn sampling_parameter_out_of_range_is_refused_by_name() {
         type Spoil = fn(&mut SamplingParams);
         let cases: [(&str, Spoil); 18] = [
             ("structured_output", |p| p.grammar = Some("x".repeat(65_537).into())),

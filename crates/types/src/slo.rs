@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tbt_is_the_mean_of_the_longest_tenth() {
+    fn tbt_is_the_mean_of_the_longest_tenth_of_gaps() {
         let mut gaps: Vec<_> = (1..=20).rev().map(Duration::from_millis).collect();
         assert_eq!(Tbt::of_gaps(&mut gaps), Some(Tbt(Duration::from_micros(19_500))));
         assert_eq!(Tbt::of_gaps(&mut [Duration::from_millis(3)]), Some(Tbt(Duration::from_millis(3))));

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv4_over_roce_v2_is_preferred_and_link_local_comes_last() {
+    fn gid_of_ipv4_over_roce_v2_is_preferred_and_link_local_is_last() {
         let mut table = vec![
             entry(0, "fe80::1", GidKind::RoceV1),
             entry(1, "fe80::1", GidKind::RoceV2),
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_overrides_and_a_wrong_one_is_an_error() {
+    fn gid_index_overrides_the_choice_and_a_wrong_one_is_an_error() {
         let table = [entry(0, "fe80::1", GidKind::RoceV2), entry(1, "::ffff:10.0.0.1", GidKind::RoceV2)];
         assert_eq!(choose_gid(&table, 1, Some(0)).unwrap().index, 0);
         let error = choose_gid(&table, 1, Some(7)).unwrap_err().to_string();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_rows_and_other_ports_are_passed_over() {
+    fn empty_gid_rows_and_other_ports_are_skipped() {
         let mut other = entry(0, "::ffff:10.0.0.1", GidKind::RoceV2);
         other.port = 2;
         let table = [other, entry(0, "::", GidKind::RoceV2), entry(1, "fe80::1", GidKind::InfiniBand)];
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gid_reads_as_the_address_it_is() {
+    fn gid_is_printed_as_its_ip_address() {
         let gid = entry(0, "::ffff:10.0.0.1", GidKind::RoceV2).gid;
         assert_eq!(gid.ipv4(), Some(Ipv4Addr::new(10, 0, 0, 1)));
         assert_eq!(gid.to_string(), "::ffff:10.0.0.1");

@@ -83,7 +83,7 @@ mod tests {
     const STATUS: &str = "Name:\tbaton\nVmPeak:\t  10 kB\nVmPin:\t    64 kB\nCapEff:\t0000000000004000\n";
 
     #[test]
-    fn the_error_says_both_figures_and_what_to_set() {
+    fn memlock_error_names_both_sizes_and_what_to_set() {
         let status = MemlockStatus { limit: Some(8_388_608), pinned: 65_536 };
         let error = status.check(1 << 30).unwrap_err().to_string();
         for part in ["1073741824", "1073807360", "65536", "8388608", "ulimit -l", "LimitMEMLOCK=", "IPC_LOCK"] {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_counts_what_is_pinned_and_is_inclusive() {
+    fn memlock_limit_counts_pinned_bytes_and_is_inclusive() {
         let status = MemlockStatus { limit: Some(100), pinned: 40 };
         assert!(status.check(60).is_ok());
         assert!(status.check(61).is_err());
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_capability_lifts_the_limit_only_in_the_first_user_namespace() {
+    fn ipc_lock_lifts_memlock_limit_only_in_first_user_namespace() {
         assert!(has_ipc_lock(STATUS));
         assert!(!has_ipc_lock("CapEff:\t000000000000bfff\n"));
         assert!(!has_ipc_lock(""));

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_matches_names_and_beginnings() {
+    fn device_filter_matches_names_and_prefixes() {
         let filter: DeviceFilter = "mlx5_0, rxe*".parse().unwrap();
         for (name, wanted) in [("mlx5_0", true), ("mlx5_01", false), ("rxe1", true), ("efa_0", false), ("rx", false)] {
             assert_eq!(filter.matches(name), wanted, "{name}");
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_that_cannot_be_read_names_the_part() {
+    fn invalid_device_filter_names_the_wrong_part() {
         for (filter, part) in [("a,,b", "''"), ("m*x_0", "'m*x_0'"), ("**", "'**'")] {
             let error = filter.parse::<DeviceFilter>().unwrap_err().to_string();
             assert!(error.contains(part) && error.contains(filter), "{error}");
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn near_devices_come_first_and_those_of_no_node_last() {
+    fn devices_are_ordered_by_numa_distance_and_unknown_is_last() {
         let distances = parse_distances("21 10 31\n");
         let mut devices = [("far", Some(2)), ("none", None), ("near", Some(0)), ("own", Some(1))];
         devices.sort_by_key(|device| distance(&distances, 1, device.1));
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn sysfs_is_read() {
+    fn sysfs_numa_node_and_link_rate_are_parsed() {
         assert_eq!(parse_numa_node("1\n"), Some(1));
         assert_eq!(parse_numa_node("-1\n"), None);
         assert_eq!(parse_rate("100 Gb/sec (4X EDR)\n"), Some(100.0));

@@ -25,7 +25,7 @@ pub(super) async fn a_grant_is_refused_where_room_never_comes() {
 }
 
 #[tokio::test]
-async fn a_grant_that_can_never_fit_is_refused_at_once() {
+async fn grant_that_can_never_fit_is_refused_at_once() {
     a_grant_is_refused_where_room_never_comes().await;
 }
 
@@ -54,7 +54,7 @@ pub(super) async fn a_grant_whose_bytes_do_not_come_ends_by_itself() {
 }
 
 #[tokio::test]
-async fn a_grant_whose_bytes_never_come_ends_by_itself() {
+async fn grant_whose_kv_never_comes_expires() {
     a_grant_whose_bytes_do_not_come_ends_by_itself().await;
 }
 
@@ -76,6 +76,6 @@ pub(super) async fn a_session_that_breaks_frees_its_sequences() {
 }
 
 #[tokio::test]
-async fn a_session_that_breaks_frees_the_sequences_of_its_conductor_alone() {
+async fn broken_session_releases_only_its_own_sequences() {
     a_session_that_breaks_frees_its_sequences().await;
 }

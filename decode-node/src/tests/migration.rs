@@ -75,7 +75,7 @@ pub(super) async fn sequence_migrates_to_another_node() {
 }
 
 #[tokio::test]
-async fn a_sequence_is_offered_fetched_and_goes_on_at_another_node() {
+async fn sequence_of_draining_node_migrates_with_same_tokens() {
     sequence_migrates_to_another_node().await;
 }
 
@@ -98,7 +98,7 @@ pub(super) async fn migration_without_its_blocks_is_computed() {
 }
 
 #[tokio::test]
-async fn a_sequence_whose_blocks_are_gone_is_computed_where_it_goes() {
+async fn migrated_sequence_without_blocks_is_computed_at_target() {
     migration_without_its_blocks_is_computed().await;
 }
 
@@ -120,7 +120,7 @@ pub(super) async fn migration_is_cancelled() {
 }
 
 #[tokio::test]
-async fn migration_that_is_given_up_leaves_the_sequence() {
+async fn aborted_migration_leaves_sequence_at_source() {
     migration_is_cancelled().await;
 }
 
@@ -145,6 +145,6 @@ pub(super) async fn migration_without_room_is_refused() {
 }
 
 #[tokio::test]
-async fn a_sequence_is_not_taken_where_there_is_no_room() {
+async fn migration_to_node_without_room_is_refused() {
     migration_without_room_is_refused().await;
 }

@@ -16,7 +16,7 @@ fn job_for(request: u128, tokens: &[u32], max_tokens: u32, decode: &TestNode) ->
 }
 
 #[tokio::test]
-async fn every_effect_is_carried_out() {
+async fn all_scenarios_together_reach_every_effect() {
     grants::a_grant_is_refused_where_room_never_comes().await;
     grants::a_grant_whose_bytes_do_not_come_ends_by_itself().await;
     grants::a_session_that_breaks_frees_its_sequences().await;

@@ -25,7 +25,7 @@ pub(super) async fn a_prompt_is_computed_and_answered() {
 }
 
 #[tokio::test]
-async fn a_prompt_is_computed_and_answered_at_one_node() {
+async fn decode_node_computes_prompt_and_generates_by_itself() {
     a_prompt_is_computed_and_answered().await;
 }
 
@@ -62,7 +62,7 @@ pub(super) async fn a_sequence_is_aborted_at_each_stage() {
 }
 
 #[tokio::test]
-async fn a_sequence_that_is_aborted_at_any_stage_lets_go_of_everything() {
+async fn aborted_sequence_is_released_at_each_stage() {
     a_sequence_is_aborted_at_each_stage().await;
 }
 
@@ -101,7 +101,7 @@ pub(super) async fn blocks_go_to_the_ssd_and_come_back() {
 }
 
 #[tokio::test]
-async fn blocks_go_to_the_ssd_come_back_and_are_forgotten() {
+async fn ssd_blocks_are_read_by_later_generation_until_cache_is_cleared() {
     blocks_go_to_the_ssd_and_come_back().await;
 }
 
@@ -117,6 +117,6 @@ pub(super) async fn a_dead_engine_thread_ends_the_node() {
 }
 
 #[tokio::test]
-async fn a_dead_engine_thread_ends_the_node_with_an_error() {
+async fn dead_engine_thread_ends_decode_node_with_an_error() {
     a_dead_engine_thread_ends_the_node().await;
 }

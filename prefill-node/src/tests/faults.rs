@@ -34,7 +34,7 @@ pub(super) async fn a_dead_engine_thread_ends_the_node() {
 }
 
 #[tokio::test]
-async fn a_dead_engine_thread_ends_the_node_with_an_error() {
+async fn dead_engine_thread_ends_prefill_node_with_an_error() {
     a_dead_engine_thread_ends_the_node().await;
 }
 
@@ -73,6 +73,6 @@ pub(super) async fn an_engine_that_stalls_is_not_ready_and_ends_the_node_if_it_s
 }
 
 #[tokio::test]
-async fn an_engine_that_stalls_is_not_ready_and_ends_the_node() {
+async fn stalled_engine_makes_prefill_node_not_ready_then_ends_it() {
     an_engine_that_stalls_is_not_ready_and_ends_the_node_if_it_stays_so().await;
 }

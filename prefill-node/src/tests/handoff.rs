@@ -33,7 +33,7 @@ pub(super) async fn a_job_runs_to_its_last_token() {
 }
 
 #[tokio::test]
-async fn a_job_runs_to_its_last_token_and_nothing_is_held() {
+async fn prefill_job_is_handed_off_and_repeated_prompt_hits_the_cache() {
     a_job_runs_to_its_last_token().await;
 }
 
@@ -77,7 +77,7 @@ pub(super) async fn a_partial_prefill_is_computed_at_the_decode_node() {
 }
 
 #[tokio::test]
-async fn a_partial_prefill_is_computed_at_the_decode_node_layer_by_layer() {
+async fn partial_prefill_at_decode_node_gives_same_tokens() {
     a_partial_prefill_is_computed_at_the_decode_node().await;
 }
 
@@ -111,7 +111,7 @@ pub(super) async fn a_refused_grant_is_asked_again_after_its_delay() {
 }
 
 #[tokio::test]
-async fn a_grant_that_was_refused_is_asked_for_again_after_its_delay() {
+async fn refused_grant_is_requested_again_after_its_delay() {
     a_refused_grant_is_asked_again_after_its_delay().await;
 }
 
@@ -139,7 +139,7 @@ pub(super) async fn a_push_that_fails_ends_its_request_once() {
 }
 
 #[tokio::test]
-async fn a_push_that_fails_ends_its_request_once_and_gives_the_grant_back() {
+async fn failed_push_fails_request_once_and_releases_its_grant() {
     a_push_that_fails_ends_its_request_once().await;
 }
 
@@ -164,7 +164,7 @@ pub(super) async fn a_decode_node_dies_between_grant_and_handoff() {
 }
 
 #[tokio::test]
-async fn a_decode_node_that_dies_between_grant_and_handoff_fails_the_request() {
+async fn decode_node_death_between_grant_and_handoff_fails_request() {
     a_decode_node_dies_between_grant_and_handoff().await;
 }
 
@@ -217,6 +217,6 @@ pub(super) async fn a_job_is_aborted_at_each_stage() {
 }
 
 #[tokio::test]
-async fn a_job_that_is_aborted_at_any_stage_lets_go_of_everything() {
+async fn aborted_prefill_job_releases_blocks_and_grant_at_each_stage() {
     a_job_is_aborted_at_each_stage().await;
 }

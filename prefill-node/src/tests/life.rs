@@ -37,7 +37,7 @@ pub(super) async fn a_session_that_breaks_takes_its_requests_along() {
 }
 
 #[tokio::test]
-async fn a_session_that_breaks_takes_its_own_requests_along() {
+async fn broken_session_aborts_only_its_own_requests() {
     a_session_that_breaks_takes_its_requests_along().await;
 }
 
@@ -65,7 +65,7 @@ pub(super) async fn a_drain_ends_after_the_work() {
 }
 
 #[tokio::test]
-async fn a_drain_ends_when_the_work_does() {
+async fn drain_of_prefill_node_ends_after_its_last_request() {
     a_drain_ends_after_the_work().await;
 }
 
@@ -85,7 +85,7 @@ pub(super) async fn an_operator_drains_and_undrains() {
 }
 
 #[tokio::test]
-async fn an_operator_takes_a_node_out_and_back() {
+async fn operator_drains_and_undrains_prefill_node() {
     an_operator_drains_and_undrains().await;
 }
 
@@ -113,6 +113,6 @@ pub(super) async fn a_snapshot_comes_in_parts() {
 }
 
 #[tokio::test]
-async fn a_large_cache_is_told_in_parts() {
+async fn kv_snapshot_of_large_cache_is_sent_in_parts() {
     a_snapshot_comes_in_parts().await;
 }

@@ -37,7 +37,7 @@ fn names(events: &[PrefillEvent]) -> Vec<&'static str> {
 }
 
 #[tokio::test]
-async fn every_effect_is_carried_out_and_every_input_taken_in() {
+async fn all_scenarios_together_reach_every_effect_and_input() {
     handoff::a_job_runs_to_its_last_token().await;
     handoff::a_partial_prefill_is_computed_at_the_decode_node().await;
     handoff::a_refused_grant_is_asked_again_after_its_delay().await;

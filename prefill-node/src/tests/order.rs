@@ -69,7 +69,7 @@ impl Role for LateFetches {
 }
 
 #[tokio::test]
-async fn a_step_does_not_end_before_the_core_knows_that_its_prefix_is_here() {
+async fn step_ends_only_after_core_knows_its_fetched_prefix() {
     let world = World::default();
     let holder = start(&world, settings("p0")).await;
     let mut at_holder = holder.session(7).await;

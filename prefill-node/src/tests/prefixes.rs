@@ -54,7 +54,7 @@ pub(super) async fn a_prefix_is_fetched_from_another_node() {
 }
 
 #[tokio::test]
-async fn a_prefix_is_fetched_and_its_lease_given_back() {
+async fn prefix_is_fetched_from_holder_and_its_lease_released() {
     a_prefix_is_fetched_from_another_node().await;
 }
 
@@ -74,7 +74,7 @@ pub(super) async fn a_prefix_that_is_gone_is_computed() {
 }
 
 #[tokio::test]
-async fn a_prefix_that_is_gone_is_computed_here() {
+async fn prefix_evicted_at_holder_is_computed_by_reader() {
     a_prefix_that_is_gone_is_computed().await;
 }
 
@@ -92,7 +92,7 @@ pub(super) async fn a_fetch_is_cancelled_with_its_request() {
 }
 
 #[tokio::test]
-async fn a_fetch_ends_with_its_request_and_gives_the_lease_back() {
+async fn aborted_request_cancels_its_fetch_and_releases_the_lease() {
     a_fetch_is_cancelled_with_its_request().await;
 }
 
@@ -117,7 +117,7 @@ pub(super) async fn a_revoked_lease_frees_its_holder_and_the_reader_computes() {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_revoked_frees_its_holder_and_the_reader_computes() {
+async fn revoked_lease_frees_holder_and_reader_computes_prefix() {
     a_revoked_lease_frees_its_holder_and_the_reader_computes().await;
 }
 
@@ -141,7 +141,7 @@ pub(super) async fn hot_prefix_is_replicated() {
 }
 
 #[tokio::test]
-async fn a_hot_prefix_is_replicated_before_a_prompt_asks() {
+async fn hot_prefix_is_replicated_before_a_prompt_needs_it() {
     hot_prefix_is_replicated().await;
 }
 
@@ -184,6 +184,6 @@ pub(super) async fn blocks_go_to_the_ssd_and_come_back() {
 }
 
 #[tokio::test]
-async fn blocks_go_to_the_ssd_come_back_and_are_forgotten() {
+async fn ssd_blocks_are_read_by_later_generation_until_cache_is_cleared() {
     blocks_go_to_the_ssd_and_come_back().await;
 }

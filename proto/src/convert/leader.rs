@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_arrives_as_it_was_asked() {
+    fn leader_questions_round_trip_or_name_the_invalid_field() {
         let key = request_key();
         let migrated = MigrationQuestion { key, migrated: key, tokens: 5, exclude: vec![node("a")] };
         let questions = [
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_arrives_as_it_was_given() {
+    fn leader_answers_round_trip() {
         let start = |name: &str| (node(name), Generation(9));
         let placement = Placement {
             prefill: node("p"),
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_booked_and_declared_arrives() {
+    fn leader_book_entries_and_declared_attempts_round_trip() {
         let report = FetchReport { bytes: 3, elapsed: MS, ..FetchReport::default() };
         let entries = [
             BookEntry::Fetched { way: Some((node("a"), node("b"))), report: report.clone() },

@@ -63,17 +63,17 @@ fn sampling() -> impl Strategy<Value = d::SamplingParams> {
 
 proptest! {
     #[test]
-    fn keys_round_trip(k in request_key()) {
+    fn request_keys_round_trip(k in request_key()) {
         prop_assert_eq!(d::RequestKey::try_from(w::RequestKey::from(k)).unwrap(), k);
     }
 
     #[test]
-    fn sampling_round_trips(s in sampling()) {
+    fn sampling_parameters_round_trip(s in sampling()) {
         prop_assert_eq!(d::SamplingParams::try_from(w::NodeSampling::from(&s)).unwrap(), s);
     }
 
     #[test]
-    fn jobs_round_trip(k in request_key(), tokens in prop::collection::vec(any::<u32>(), 1..50), s in sampling(), has_target: bool, salt: Vec<u8>) {
+    fn prefill_jobs_round_trip(k in request_key(), tokens in prop::collection::vec(any::<u32>(), 1..50), s in sampling(), has_target: bool, salt: Vec<u8>) {
         let target = d::DecodeTarget {
             node: d::NodeId::new("decode-0").unwrap(),
             generation: d::Generation(9),
@@ -107,7 +107,7 @@ proptest! {
     }
 
     #[test]
-    fn first_tokens_round_trip(k in request_key(), token: u32, l in prop::option::of(logprobs()), p in prop::collection::vec(logprobs(), 0..4), f in finish(), c in duration()) {
+    fn first_token_events_round_trip(k in request_key(), token: u32, l in prop::option::of(logprobs()), p in prop::collection::vec(logprobs(), 0..4), f in finish(), c in duration()) {
         let event = d::PrefillEvent::FirstToken { token, logprobs: l, prompt_logprobs: p, finish: f, compute: c };
         let (key, back) = w::PrefillEvent::from_domain(k, &event).into_domain().unwrap();
         prop_assert_eq!(key, k);
@@ -118,7 +118,7 @@ proptest! {
     }
 
     #[test]
-    fn an_event_that_cannot_be_read_fails_its_request(k in request_key(), seconds in prop_oneof![Just(f64::NAN), Just(-1.0)]) {
+    fn unreadable_event_fails_its_request(k in request_key(), seconds in prop_oneof![Just(f64::NAN), Just(-1.0)]) {
         use w::{decode_event, prefill_event};
         let started = prefill_event::Event::Started(w::PrefillStarted { queue_s: seconds, cached_tokens: 0 });
         for event in [None, Some(started)] {
@@ -150,7 +150,7 @@ proptest! {
     }
 
     #[test]
-    fn hashes_round_trip(hashes in prop::collection::vec(any::<[u8; 16]>(), 0..20)) {
+    fn block_hashes_round_trip(hashes in prop::collection::vec(any::<[u8; 16]>(), 0..20)) {
         let hashes: Vec<_> = hashes.into_iter().map(d::BlockHash).collect();
         prop_assert_eq!(&*hashes_from_bytes("f", &hashes_to_bytes(&hashes)).unwrap(), &hashes[..]);
     }
@@ -167,7 +167,7 @@ proptest! {
 }
 
 #[test]
-fn a_bad_field_is_named() {
+fn invalid_message_is_refused_by_field() {
     let layout = w::KvLayout { model_fingerprint: "1".into(), dtype: "f8".into(), ..Default::default() };
     assert_eq!(d::KvLayout::try_from(layout).unwrap_err().field, "layout.num_layers");
     let job = w::PrefillJob {
@@ -182,7 +182,7 @@ fn a_bad_field_is_named() {
 }
 
 #[test]
-fn a_release_names_its_reader_or_is_of_a_node_that_does_not_yet() {
+fn lease_release_without_reader_is_accepted_from_older_node() {
     let old = w::ReleaseLeaseRequest { lease: 7, ..Default::default() };
     assert_eq!(d::LeaseRelease::try_from(old.clone()), Ok(d::GrantId(7).into()));
     let incomplete = w::ReleaseLeaseRequest { reader_node: "p0".into(), ..old.clone() };
@@ -194,14 +194,14 @@ fn a_release_names_its_reader_or_is_of_a_node_that_does_not_yet() {
 }
 
 #[test]
-fn versions_n_and_n_minus_1_serve_together() {
+fn protocol_version_out_of_supported_range_is_refused() {
     assert!(crate::check_protocol_version(crate::PROTOCOL_VERSION).is_ok());
     assert!(crate::check_protocol_version(crate::PROTOCOL_VERSION + 1).is_err());
     assert!(crate::check_protocol_version(0).is_err());
 }
 
 #[test]
-fn out_of_range_numbers_are_refused_by_name() {
+fn out_of_range_numbers_are_refused_by_field() {
     fn field<T: std::fmt::Debug>(result: Result<T, InvalidMessage>) -> &'static str {
         result.unwrap_err().field
     }

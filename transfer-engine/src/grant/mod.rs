@@ -419,7 +419,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_span_is_covered_where_each_byte_is(
+        fn grant_covers_a_span_only_if_it_covers_each_byte(
             ranges in prop::collection::vec((0u64..100, 0u64..30), 0..8), offset in 0u64..120, len in 1u32..40,
         ) {
             let ranges: Vec<_> = ranges.into_iter().map(|(start, len)| start..start + len).collect();
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn every_violation_has_its_reason() {
+    fn each_grant_violation_has_its_refusal_reason() {
         let (grant, now) = (grant(spec(vec![10..20])), Instant::now());
         let inside = [RemoteSpan { offset: 10, len: 10 }];
         let segment = SegmentId(3);
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_counts_once_and_a_batch_completes_once() {
+    fn batch_parts_count_once_and_the_batch_completes_once() {
         let (grant, now, segment) = (grant(spec(vec![0..100])), Instant::now(), SegmentId(3));
         let key = key("w", 5);
         let commit = |part| grant.commit(&key, segment, &Trailer { part, parts: 2, bytes: 9, tag: 0 }, now);

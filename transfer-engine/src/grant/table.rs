@@ -268,7 +268,7 @@ mod tests {
     use crate::grant::tests::{reason, spec};
 
     #[tokio::test]
-    async fn revoke_waits_for_what_is_landing_and_is_remembered() {
+    async fn grant_revoke_waits_for_landing_writes_and_is_remembered() {
         let (table, _arrivals) = GrantTable::new(1, 1, Gauge::noop());
         let table = Arc::new(table);
         let region = Arc::new(MemoryRegion::allocate(200).unwrap());
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn grants_expire_in_order_and_say_so() {
+    async fn grants_expire_in_order_and_report_it() {
         let (table, mut arrivals) = GrantTable::new(10, 10, Gauge::noop());
         let (table, region) = (Arc::new(table), Arc::new(MemoryRegion::allocate(200).unwrap()));
         let open = |id, after| {
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_has_arrived_has_arrived_when_its_grant_has_ended() {
+    async fn batch_that_arrived_stays_acknowledged_after_its_grant_ended() {
         let (table, mut arrivals) = GrantTable::new(10, 10, Gauge::noop());
         let (table, region) = (Arc::new(table), Arc::new(MemoryRegion::allocate(200).unwrap()));
         let id = GrantId(1);
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_end_that_takes_long_delays_no_other() {
+    async fn slow_expiry_of_a_grant_delays_no_other() {
         let (table, mut arrivals) = GrantTable::new(10, 10, Gauge::noop());
         let (table, region) = (Arc::new(table), Arc::new(MemoryRegion::allocate(200).unwrap()));
         for id in [1, 2] {

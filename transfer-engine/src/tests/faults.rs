@@ -20,7 +20,7 @@ async fn faulty(faults: &[Fault]) -> (TestNode, TestNode, Proxy) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cut_at_any_byte_is_retried_and_the_batch_arrives_once() {
+async fn connection_cut_at_any_byte_is_retried_and_batch_arrives_once() {
     let handshake = 60;
     let after_the_last = handshake + BYTES as u64 + 400;
     let cuts = [
@@ -50,7 +50,7 @@ async fn a_cut_at_any_byte_is_retried_and_the_batch_arrives_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_acknowledgement_does_not_make_a_second_arrival() {
+async fn lost_acknowledgement_does_not_make_a_second_arrival() {
     for replies in [10, 15, 29] {
         let (writer, mut owner, proxy) = faulty(&[Fault::CutRepliesAfter(replies), Fault::None]).await;
         let grant = owner.grant(1, &writer, vec![0..BYTES as u64]);
@@ -62,7 +62,7 @@ async fn a_lost_acknowledgement_does_not_make_a_second_arrival() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_arrived_before_its_grant_ended_is_reported_complete() {
+async fn batch_that_arrived_before_its_grant_ended_is_reported_complete() {
     const WELCOME: u64 = 10;
     let (writer, mut owner, proxy) = faulty(&[Fault::StallRepliesAfter(WELCOME), Fault::None]).await;
     let grant = owner.grant(1, &writer, vec![0..BYTES as u64]);
@@ -78,7 +78,7 @@ async fn what_arrived_before_its_grant_ended_is_reported_complete() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_cut_every_time_fails_and_is_never_reported_complete() {
+async fn batch_cut_in_every_attempt_fails_and_never_arrives() {
     for cut in [200, 40_000, BYTES as u64] {
         let (writer, mut owner, proxy) = faulty(&[Fault::CutAfter(cut)]).await;
         let grant = owner.grant(1, &writer, vec![0..BYTES as u64]);
@@ -90,7 +90,7 @@ async fn what_is_cut_every_time_fails_and_is_never_reported_complete() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stall_is_noticed_and_the_batch_takes_another_connection() {
+async fn stalled_connection_is_noticed_and_the_batch_takes_another() {
     for fault in [Fault::StallAfter(50_000), Fault::StallAfter(20), Fault::StallRepliesAfter(10)] {
         let (writer, mut owner, proxy) = faulty(&[fault, Fault::None]).await;
         let grant = owner.grant(1, &writer, vec![0..BYTES as u64]);
@@ -110,7 +110,7 @@ async fn a_stall_is_noticed_and_the_batch_takes_another_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_network_is_not_a_broken_one() {
+async fn slow_network_is_not_treated_as_stalled() {
     // 1 s in all, 2.5 times the progress timeout; all bytes fit into the sockets' buffers, so that
     // only the owner's word tells that they move.
     let (writer, owner, proxy) = faulty(&[Fault::Trickle(2000, Duration::from_millis(25))]).await;
@@ -122,7 +122,7 @@ async fn a_slow_network_is_not_a_broken_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn parts_of_other_batches_on_a_broken_lane_are_retried_too() {
+async fn parts_of_other_batches_on_a_broken_lane_are_retried() {
     let one_lane = TransferConfig { lanes_per_peer: 1, progress_timeout: LONG, ..config("w", 1) };
     let (writer, mut owner) = (TestNode::bind(one_lane, 2 << 20).await, TestNode::bind(config("o", 1), 2 << 20).await);
     writer.fill(1);
@@ -139,7 +139,7 @@ async fn parts_of_other_batches_on_a_broken_lane_are_retried_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cancelled_batch_frees_its_source_at_once_and_others_go_on() {
+async fn cancelled_batch_frees_its_source_at_once_and_others_go_on() {
     let patient = TransferConfig { lanes_per_peer: 1, progress_timeout: LONG, ..config("w", 1) };
     let bytes = 16 << 20;
     let (writer, mut owner) = (TestNode::bind(patient, bytes).await, TestNode::bind(config("o", 1), bytes).await);
@@ -169,7 +169,7 @@ async fn a_cancelled_batch_frees_its_source_at_once_and_others_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cancelling_at_any_moment_leaves_the_lanes_in_order() {
+async fn cancelling_a_batch_at_any_moment_leaves_the_lanes_usable() {
     let bytes = 2 << 20;
     let (writer, mut owner) = pair(bytes).await;
     let grant = owner.grant(1, &writer, vec![0..bytes as u64]);
@@ -196,7 +196,7 @@ async fn cancelling_at_any_moment_leaves_the_lanes_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deadline_ends_a_batch_and_dropping_one_cancels_it() {
+async fn batch_ends_at_its_deadline_and_dropping_it_cancels_it() {
     // Far more than sockets hold.
     let bytes = 16 << 20;
     let one_lane = TransferConfig { lanes_per_peer: 1, progress_timeout: LONG, ..config("w", 1) };
@@ -217,7 +217,7 @@ async fn a_deadline_ends_a_batch_and_dropping_one_cancels_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_peer_is_reported_soon_and_found_again() {
+async fn dead_peer_is_reported_soon_and_reached_again_later() {
     let writer = TestNode::bind(config("w", 1), 4096).await;
     let place = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let owner_config = TransferConfig { listen: place, ..config("o", 1) };
@@ -250,7 +250,7 @@ async fn a_dead_peer_is_reported_soon_and_found_again() {
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_an_error_that_names_it() {
+async fn listen_port_in_use_is_named_in_the_error() {
     let owner = TestNode::bind(config("o", 1), 4096).await;
     let taken = TransferConfig { listen: owner.engine.local_addr(), ..config("p", 1) };
     let error = TransferEngine::bind(taken, &owner.tasks).await.err().expect("the port is taken");
@@ -269,7 +269,7 @@ async fn shutdown_ends_batches_under_way() {
 }
 
 #[tokio::test]
-async fn the_fake_network_fails_as_told() {
+async fn fake_network_injects_the_configured_faults() {
     let network = FakeNetwork::new();
     let (writer, mut owner) =
         (TestNode::fake(&network, config("w", 1), 4096), TestNode::fake(&network, config("o", 1), 4096));
@@ -309,7 +309,7 @@ async fn the_fake_network_fails_as_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_changed_byte_is_found_by_its_checksum_and_sent_again() {
+async fn changed_byte_is_found_by_its_checksum_and_sent_again() {
     for checksums in [false, true] {
         let (_, mut owner, proxy) = faulty(&[Fault::Flip(30_000), Fault::None]).await;
         let config = TransferConfig { checksums, ..config("w2", 1) };

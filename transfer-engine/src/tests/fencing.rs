@@ -17,7 +17,7 @@ fn reason(error: TransferError) -> RefusalReason {
 }
 
 #[tokio::test]
-async fn each_violation_of_a_grant_is_refused_and_leaves_the_memory_alone() {
+async fn grant_violations_are_refused_and_leave_memory_unchanged() {
     let (writer, mut owner) = pair(1 << 20).await;
     let untouched = owner.bytes(0..1 << 20);
     let remote = owner.descriptor.clone();
@@ -63,7 +63,7 @@ async fn each_violation_of_a_grant_is_refused_and_leaves_the_memory_alone() {
 }
 
 #[tokio::test]
-async fn a_fence_takes_effect_in_the_middle_of_a_frame() {
+async fn fence_takes_effect_in_the_middle_of_a_frame() {
     let owner = TestNode::bind(config("o", 1), 1 << 16).await;
     let spec = |id| GrantSpec {
         id: GrantId(id),
@@ -100,7 +100,7 @@ async fn a_fence_takes_effect_in_the_middle_of_a_frame() {
 }
 
 #[tokio::test]
-async fn a_fenced_connection_cannot_land_what_it_still_carries() {
+async fn fenced_connection_cannot_land_bytes_it_still_carries() {
     let mut owner = TestNode::bind(config("o", 1), 1 << 12).await;
     let (grant, ranges, writer) = (GrantId(1), vec![0..1 << 12], Some(raw_identity()));
     let spec = GrantSpec { id: grant, segment: owner.segment, ranges, writer, expires: Instant::now() + LONG };
@@ -135,7 +135,7 @@ async fn a_fenced_connection_cannot_land_what_it_still_carries() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_fence_at_any_moment_the_memory_never_changes() {
+async fn memory_never_changes_after_a_fence_at_any_moment() {
     let bytes = 4 << 20;
     let (writer, owner) = pair(bytes).await;
     for round in 0..20u64 {
@@ -155,7 +155,7 @@ async fn after_a_fence_at_any_moment_the_memory_never_changes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_that_expires_in_mid_transfer_is_fenced_before_it_says_so() {
+async fn grant_that_expires_in_mid_transfer_is_fenced_before_its_report() {
     let mut owner = TestNode::bind(config("o", 1), 1 << 16).await;
     let (grant, ranges, expires) = (GrantId(1), vec![0..1 << 16], Instant::now() + Duration::from_millis(50));
     owner.engine.grant(GrantSpec { id: grant, segment: owner.segment, ranges, writer: None, expires }).unwrap();
@@ -171,7 +171,7 @@ async fn a_grant_that_expires_in_mid_transfer_is_fenced_before_it_says_so() {
 }
 
 #[tokio::test]
-async fn the_handshake_refuses_who_does_not_belong() {
+async fn handshake_of_wrong_version_node_or_generation_is_refused() {
     let owner = TestNode::bind(config("o", 7), 4096).await;
     let first = RawWriter::open(&owner, 1).await;
     let answer = async |version, connection| {
@@ -209,7 +209,7 @@ async fn the_handshake_refuses_who_does_not_belong() {
 }
 
 #[tokio::test]
-async fn a_later_start_of_a_writer_shuts_the_earlier_one_out() {
+async fn earlier_generation_of_a_writer_is_refused_after_a_later_one() {
     let owner = TestNode::bind(config("o", 1), 4096).await;
     let (old, new) = (TestNode::bind(config("w", 1), 4096).await, TestNode::bind(config("w", 2), 4096).await);
     let (first, second) = (owner.grant(1, &old, vec![0..10]), owner.grant(2, &new, vec![10..20]));
@@ -224,7 +224,7 @@ async fn a_later_start_of_a_writer_shuts_the_earlier_one_out() {
 }
 
 #[tokio::test]
-async fn frames_that_make_no_sense_end_the_connection_with_a_reason() {
+async fn invalid_frames_end_the_connection_with_a_reason() {
     let owner = TestNode::bind(config("o", 1), 4096).await;
     let writer = Some(raw_identity());
     let spec = GrantSpec {

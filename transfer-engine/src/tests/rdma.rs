@@ -19,7 +19,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-async fn it_is_chosen_before_all_others_and_uses_every_rail() {
+async fn rdma_is_chosen_before_all_others_and_uses_every_rail() {
     let bytes = 8u64 << 20;
     let (writer, mut owner) = pair_over(TransportChoice::Auto, bytes as usize).await;
     let rails = owner.descriptor.transports.iter().filter(|t| t.kind == TransportKind::Rdma).count();
@@ -34,7 +34,7 @@ async fn it_is_chosen_before_all_others_and_uses_every_rail() {
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn random_spans_arrive_as_a_copy_would_put_them() {
+fn random_spans_equal_a_plain_copy_over_rdma() {
     let runtime = runtime();
     let (writer, owner) = runtime.block_on(pair_over(RDMA, 1 << 20));
     round_trip::check_against_a_copy(&writer, owner, &runtime, 1 << 20);
@@ -42,7 +42,7 @@ fn random_spans_arrive_as_a_copy_would_put_them() {
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn what_is_read_is_what_is_there() {
+fn reads_equal_a_plain_copy_over_rdma() {
     let runtime = runtime();
     let (reader, holder) = runtime.block_on(pair_over(RDMA, 1 << 20));
     reads::check_against_a_copy(&runtime, &reader, &holder);
@@ -50,7 +50,7 @@ fn what_is_read_is_what_is_there() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-async fn violations_are_refused_with_their_reasons() {
+async fn grant_violations_over_rdma_are_refused_with_their_reasons() {
     let (writer, mut owner) = pair_over(RDMA, 1 << 16).await;
     let reason = |error| match error {
         TransferError::Refused { reason, .. } => reason,
@@ -74,25 +74,25 @@ async fn violations_are_refused_with_their_reasons() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-async fn after_a_fence_at_any_moment_the_memory_never_changes() {
+async fn memory_never_changes_after_a_fence_over_rdma() {
     shm::check_fence(RDMA, 4 << 20, Duration::from_millis(5)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-async fn a_cancelled_batch_never_arrives_with_later_bytes() {
+async fn cancelled_batch_never_arrives_with_later_bytes_over_rdma() {
     shm::check_cancel(RDMA, 4 << 20).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-async fn bytes_that_changed_after_the_lease_are_not_delivered() {
+async fn bytes_changed_after_the_lease_are_not_delivered_over_rdma() {
     reads::check_changing_bytes(TransportKind::Rdma, 2 << 20).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-async fn a_read_survives_its_connections() {
+async fn read_survives_lost_connections_over_rdma() {
     reads::check_lost_connections(TransportKind::Rdma).await;
 }
 
@@ -194,7 +194,7 @@ fn link(interface: &str, state: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-async fn rails_go_and_come_back_and_no_batch_is_lost() {
+async fn rdma_rails_fail_and_recover_and_no_batch_is_lost() {
     let mut stream = Stream::new().await;
     assert_eq!(stream.batch().await, TransportKind::Rdma);
     link("v0", "down");

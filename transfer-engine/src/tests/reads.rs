@@ -47,7 +47,7 @@ async fn read_like_a_copy(reader: &TestNode, holder: &TestNode, spans: Vec<SpanP
 }
 
 #[test]
-fn what_is_read_is_what_is_there() {
+fn reads_equal_a_plain_copy_over_each_transport() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let _inside = runtime.enter();
     let network = FakeNetwork::new();
@@ -76,7 +76,7 @@ pub(super) fn check_against_a_copy(runtime: &tokio::runtime::Runtime, reader: &T
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_read_without_the_right_to_it_is_refused() {
+async fn read_not_allowed_by_its_lease_is_refused() {
     for kind in KINDS {
         check_refusals(kind).await;
     }
@@ -105,7 +105,7 @@ pub(super) async fn check_refusals(kind: TransportKind) {
 /// A lease that ends while it is read under: whatever the reader is told, it never takes changed
 /// bytes for the leased ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_that_changed_after_the_lease_are_not_delivered() {
+async fn bytes_changed_after_the_lease_are_not_delivered() {
     for kind in KINDS {
         check_changing_bytes(kind, 16 << 20).await;
     }
@@ -145,7 +145,7 @@ pub(super) async fn check_changing_bytes(kind: TransportKind, bytes: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_read_survives_its_connections() {
+async fn read_survives_lost_connections() {
     for kind in KINDS {
         check_lost_connections(kind).await;
     }
@@ -167,7 +167,7 @@ pub(super) async fn check_lost_connections(kind: TransportKind) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bulk_batches_delay_an_urgent_one_by_one_part_at_most() {
+async fn bulk_batches_delay_an_urgent_batch_by_one_part_at_most() {
     // More bulk than may be in flight to one peer: what waits keeps no room from others.
     let (urgent_bytes, bulk_bytes) = (4u64 << 20, config("x", 1).max_bytes_in_flight_per_peer + (8 << 20));
     let part = config("x", 1).stripe_bytes;

@@ -11,7 +11,7 @@ use super::proxy::{Fault, Proxy};
 use crate::{Arrival, FakeNetwork, SpanPair, TransferConfig, TransferError, TransportKind};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_batch_arrives_whole_and_is_reported_on_both_sides() {
+async fn batch_arrives_whole_and_is_reported_on_both_sides() {
     let (writer, mut owner) = pair(1 << 20).await;
     let grant = owner.grant(1, &writer, vec![0..1 << 20]);
     let report = writer.write(&owner.descriptor, grant, whole(1 << 20)).await.unwrap();
@@ -26,7 +26,7 @@ async fn a_batch_arrives_whole_and_is_reported_on_both_sides() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs IPv6 on loopback"]
-async fn ipv6_is_as_good() {
+async fn batches_are_written_and_read_over_ipv6() {
     let config = |name| TransferConfig { listen: "[::1]:0".parse().unwrap(), ..config(name, 1) };
     let (writer, owner) = (TestNode::bind(config("w"), 1 << 20).await, TestNode::bind(config("o"), 1 << 20).await);
     assert!(owner.descriptor.address(TransportKind::Tcp).unwrap().starts_with("[::1]:"));
@@ -40,7 +40,7 @@ async fn ipv6_is_as_good() {
 }
 
 #[tokio::test]
-async fn a_batch_without_spans_is_a_notification() {
+async fn batch_without_spans_arrives_as_a_notification() {
     let (writer, mut owner) = pair(4096).await;
     let grant = owner.grant(1, &writer, vec![]);
     let report = writer.write(&owner.descriptor, grant, vec![span(0, 0, 0)]).await.unwrap();
@@ -102,7 +102,7 @@ pub(super) fn check_against_a_copy(writer: &TestNode, owner: TestNode, runtime: 
 }
 
 #[test]
-fn random_spans_arrive_as_a_copy_would_put_them() {
+fn random_spans_equal_a_plain_copy_over_tcp() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let region = 1 << 20;
     let (writer, owner) = runtime.block_on(pair(region));
@@ -110,7 +110,7 @@ fn random_spans_arrive_as_a_copy_would_put_them() {
 }
 
 #[test]
-fn the_fake_network_copies_alike() {
+fn random_spans_equal_a_plain_copy_over_the_fake_network() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let _inside = runtime.enter();
     let (network, region) = (FakeNetwork::new(), 1 << 20);
@@ -120,7 +120,7 @@ fn the_fake_network_copies_alike() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sixteen_batches_of_two_hundred_spans_share_the_lanes() {
+async fn concurrent_batches_of_many_spans_share_the_lanes() {
     let (writer, mut owner) = pair(16 << 20).await;
     let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::None]).await;
     let remote = proxy.via(&owner.descriptor);
@@ -170,7 +170,7 @@ async fn connections_are_kept_between_batches_and_closed_when_idle() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_large_batch_is_striped_and_completes_once() {
+async fn large_batch_is_striped_over_lanes_and_completes_once() {
     let bytes = 16 << 20;
     let (writer, mut owner) = pair(bytes).await;
     let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::None]).await;
@@ -183,7 +183,7 @@ async fn a_large_batch_is_striped_and_completes_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_in_flight_are_bounded() {
+async fn bytes_in_flight_to_a_peer_are_bounded() {
     let limit = 512 << 10;
     let small = TransferConfig { max_bytes_in_flight_per_peer: limit, progress_timeout: LONG, ..config("w", 1) };
     let (writer, mut owner) = (TestNode::bind(small, 4 << 20).await, TestNode::bind(config("o", 1), 4 << 20).await);
@@ -202,7 +202,7 @@ async fn bytes_in_flight_are_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_reader_of_arrivals_slows_writers_down_and_blocks_nothing_else() {
+async fn full_arrival_queue_slows_writers_down_and_blocks_nothing_else() {
     let narrow = TransferConfig { arrival_queue: 2, ..config("o", 1) };
     let patient = TransferConfig { progress_timeout: LONG, ..config("w", 1) };
     let (writer, mut owner) = (TestNode::bind(patient, 1 << 20).await, TestNode::bind(narrow, 1 << 20).await);
@@ -241,7 +241,7 @@ async fn batches_and_spans_under_way_are_bounded() {
 }
 
 #[tokio::test]
-async fn what_cannot_work_is_said_at_once() {
+async fn impossible_write_is_refused_at_once() {
     let (writer, owner) = pair(4096).await;
     let grant = owner.grant(1, &writer, vec![0..4096]);
     let outside = writer.write(&owner.descriptor, grant, whole(4097)).await.unwrap_err();
@@ -259,7 +259,7 @@ async fn what_cannot_work_is_said_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_left_of_what_is_over() {
+async fn ended_batches_and_grants_leave_no_tasks() {
     let (writer, mut owner) = pair(1 << 20).await;
     for round in 0..300u64 {
         let grant = owner.grant(round, &writer, vec![0..1 << 20]);

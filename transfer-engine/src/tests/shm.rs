@@ -16,7 +16,7 @@ use crate::{
 const SHM: TransportChoice = TransportChoice::Only(TransportKind::Shm);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn processes_of_a_host_find_each_others_memory() {
+async fn shm_is_chosen_between_engines_of_one_host() {
     let (writer, mut owner) = pair_over(TransportChoice::Auto, 1 << 20).await;
     let grant = owner.grant(1, &writer, vec![0..1 << 20]);
     let report = writer.write(&owner.descriptor, grant, whole(1 << 20)).await.unwrap();
@@ -31,14 +31,14 @@ async fn processes_of_a_host_find_each_others_memory() {
 }
 
 #[test]
-fn random_spans_arrive_as_a_copy_would_put_them() {
+fn random_spans_equal_a_plain_copy_over_shm() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let (writer, owner) = runtime.block_on(pair_over(SHM, 1 << 20));
     check_against_a_copy(&writer, owner, &runtime, 1 << 20);
 }
 
 #[tokio::test]
-async fn a_span_outside_the_grant_is_refused_and_the_lane_goes_on() {
+async fn span_outside_the_grant_is_refused_and_the_shm_lane_goes_on() {
     let (writer, mut owner) = pair_over(SHM, 1 << 16).await;
     let grant = owner.grant(1, &writer, vec![0..1000]);
     let before = owner.bytes(0..1 << 16);
@@ -50,7 +50,7 @@ async fn a_span_outside_the_grant_is_refused_and_the_lane_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fence_stops_the_owners_copies() {
+async fn fence_stops_the_owners_copies_over_shm() {
     check_fence(SHM, 64 << 20, Duration::from_micros(400)).await;
 }
 
@@ -83,7 +83,7 @@ fn spin(time: Duration) {
 /// A batch that has resolved leaves its source to its owner: what is copied later must never be
 /// believed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cancelled_batch_never_arrives_with_later_bytes() {
+async fn cancelled_batch_never_arrives_with_later_bytes_over_shm() {
     check_cancel(SHM, 32 << 20).await;
 }
 
@@ -146,7 +146,7 @@ fn register_unshared(node: &TestNode) -> (SegmentId, SegmentDescriptor) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn memory_that_cannot_be_shared_goes_over_tcp_or_fails_loudly() {
+async fn unshared_memory_is_written_over_tcp_or_fails_with_a_reason() {
     for (transport, carried_by) in UNSHARED {
         let (writer, owner) = pair_over(transport, 1 << 16).await;
         let (segment, _) = register_unshared(&writer);
@@ -162,7 +162,7 @@ async fn memory_that_cannot_be_shared_goes_over_tcp_or_fails_loudly() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_segment_that_its_owner_does_not_share_is_read_over_tcp_and_harms_no_other() {
+async fn unshared_segment_is_read_over_tcp_and_others_stay_on_shm() {
     for (transport, carried_by) in UNSHARED {
         let (reader, owner) = pair_over(transport, 1 << 16).await;
         let (segment, unshared) = register_unshared(&owner);
@@ -192,7 +192,7 @@ fn with_shm_at(descriptor: &SegmentDescriptor, address: &str) -> SegmentDescript
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn containers_that_cannot_share_fall_back() {
+async fn containers_that_cannot_share_memory_fall_back_to_tcp() {
     let (writer, owner) = pair_over(TransportChoice::Auto, 1 << 16).await;
     let address = owner.descriptor.address(TransportKind::Shm).unwrap();
     let here = address.split_once('/').unwrap().0;
@@ -213,7 +213,7 @@ async fn containers_that_cannot_share_fall_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lanes_that_are_closed_in_mid_transfer_lose_nothing_and_shm_comes_back() {
+async fn lanes_closed_in_mid_transfer_lose_no_batch_and_shm_comes_back() {
     let bytes = 4u64 << 20;
     let retrying = |name| TransferConfig { transport: TransportChoice::Auto, retries: 8, ..config(name, 1) };
     let writer = TestNode::bind(retrying("w"), bytes as usize).await;
@@ -247,7 +247,7 @@ async fn lanes_that_are_closed_in_mid_transfer_lose_nothing_and_shm_comes_back()
 }
 
 #[tokio::test]
-async fn a_folder_can_be_the_meeting_place() {
+async fn shm_sockets_in_a_folder_connect_and_are_removed() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name| TransferConfig { transport: SHM, shm_folder: Some(folder.path().to_owned()), ..config(name, 1) };
     let writer = TestNode::bind(at("w"), 4096).await;

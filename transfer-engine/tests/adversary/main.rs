@@ -39,27 +39,27 @@ fn other_process() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_byte_is_there_when_a_batch_is_announced_while_connections_die_over_tcp() {
+async fn announced_batch_is_whole_while_connections_die_over_tcp() {
     torn_writes::torn_writes(TCP, Killer::Proxy, torn_writes::Scale::FULL).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_tcp() {
+async fn no_byte_lands_after_a_fence_if_a_stopped_writer_resumes_over_tcp() {
     fencing::fencing(TCP, fencing::Scale::FULL).await;
 }
 
 #[tokio::test]
-async fn a_thousand_idle_peers_cost_little_and_are_disconnected_over_tcp() {
+async fn thousand_idle_peers_cost_little_and_are_disconnected_over_tcp() {
     crowd::idle_peers(TCP, 1000, IDLE).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lies_about_grants_are_refused_with_a_reason_over_tcp() {
+async fn writes_no_grant_covers_are_refused_with_a_reason_over_tcp() {
     hostile::lies_about_grants(TCP).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lies_in_the_handshake_are_refused_with_a_reason_over_tcp() {
+async fn forged_handshakes_are_refused_with_a_reason_over_tcp() {
     hostile::lies_in_the_handshake(TCP).await;
 }
 
@@ -69,12 +69,12 @@ async fn broken_frames_end_their_connection_with_a_reason_over_tcp() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn peers_that_take_for_ever_are_closed_over_tcp() {
+async fn slow_peers_are_disconnected_over_tcp() {
     hostile::slow_peers(TCP).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_peer_that_never_reads_is_closed_over_tcp() {
+async fn peer_that_never_reads_is_disconnected_over_tcp() {
     hostile::deaf_peer(TCP).await;
 }
 
@@ -89,17 +89,17 @@ async fn ten_thousand_idle_connections_keep_no_peer_out_over_tcp() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_head_that_never_ends_is_closed_over_tcp() {
+async fn unfinished_frame_header_ends_the_connection_over_tcp() {
     flood::half_heads(TCP).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_batch_without_end_takes_bounded_memory_over_tcp() {
+async fn endless_batch_takes_bounded_memory_over_tcp() {
     flood::endless_batch(TCP).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn peers_that_keep_an_owner_busy_starve_no_other_peer_over_tcp() {
+async fn busy_peers_starve_no_other_peer_over_tcp() {
     flood::busy_peers(TCP).await;
 }
 
@@ -109,32 +109,32 @@ async fn mutated_transcripts_do_no_harm_over_tcp() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_byte_is_there_when_a_batch_is_announced_while_a_writer_disconnects_over_tcp() {
+async fn announced_batch_is_whole_while_the_writer_disconnects_over_tcp() {
     torn_writes::torn_writes(TCP, Killer::Writer, torn_writes::Scale::FULL).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_byte_is_there_when_a_batch_is_announced_while_a_writer_disconnects_over_shm() {
+async fn announced_batch_is_whole_while_the_writer_disconnects_over_shm() {
     torn_writes::torn_writes(SHM, Killer::Writer, torn_writes::Scale::FULL).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_shm() {
+async fn no_byte_lands_after_a_fence_if_a_stopped_writer_resumes_over_shm() {
     fencing::fencing(SHM, fencing::Scale::FULL).await;
 }
 
 #[tokio::test]
-async fn a_thousand_idle_peers_cost_little_and_are_disconnected_over_shm() {
+async fn thousand_idle_peers_cost_little_and_are_disconnected_over_shm() {
     crowd::idle_peers(SHM, 1000, IDLE).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lies_about_grants_are_refused_with_a_reason_over_shm() {
+async fn writes_no_grant_covers_are_refused_with_a_reason_over_shm() {
     hostile::lies_about_grants(SHM).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lies_in_the_handshake_are_refused_with_a_reason_over_shm() {
+async fn forged_handshakes_are_refused_with_a_reason_over_shm() {
     hostile::lies_in_the_handshake(SHM).await;
 }
 
@@ -144,12 +144,12 @@ async fn broken_frames_end_their_connection_with_a_reason_over_shm() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn memory_that_is_not_as_promised_is_refused_with_a_reason_over_shm() {
+async fn shared_memory_unlike_its_frames_is_refused_with_a_reason_over_shm() {
     hostile::broken_memory(SHM).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn peers_that_take_for_ever_are_closed_over_shm() {
+async fn slow_peers_are_disconnected_over_shm() {
     hostile::slow_peers(SHM).await;
 }
 

@@ -12,7 +12,7 @@ const RDMA: TransportChoice = TransportChoice::Only(TransportKind::Rdma);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-async fn each_byte_is_there_when_a_batch_is_announced_while_a_writer_disconnects_over_rdma() {
+async fn announced_batch_is_whole_while_the_writer_disconnects_over_rdma() {
     let batches = if std::env::var_os("BATON_TEST_LONG").is_some() { 10_000 } else { 2_000 };
     let scale = torn_writes::Scale { batches, slot_bytes: 32 << 10, disconnect_ms: (10, 100) };
     torn_writes::torn_writes(RDMA, Killer::Writer, scale).await;
@@ -20,7 +20,7 @@ async fn each_byte_is_there_when_a_batch_is_announced_while_a_writer_disconnects
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-async fn nothing_lands_after_a_fence_when_a_stopped_writer_goes_on_over_rdma() {
+async fn no_byte_lands_after_a_fence_if_a_stopped_writer_resumes_over_rdma() {
     let scale = fencing::Scale {
         batch_bytes: 16 << 20,
         writers: 2,

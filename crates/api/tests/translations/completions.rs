@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::support::*;
 
 #[test]
-fn a_body_becomes_a_request() {
+fn completion_body_becomes_a_request() {
     let call = completion(json!({
         "model": "m", "prompt": [[1, 2], [3]], "max_tokens": 5, "temperature": 0.5, "top_k": -1, "seed": -1, "stop": "x",
         "logit_bias": {"7": -100}, "min_tokens": 2, "bad_words": ["no"], "user": {"any": 1}, "baton": {"ttft_slo_ms": 9}, "n": null,
@@ -37,7 +37,7 @@ fn a_body_becomes_a_request() {
 }
 
 #[test]
-fn a_conversation_becomes_messages() {
+fn chat_body_becomes_prompt_messages() {
     let call = chat(json!({
         "messages": [
             {"role": "developer", "content": "be brief"},
@@ -59,7 +59,7 @@ fn a_conversation_becomes_messages() {
 }
 
 #[test]
-fn values_that_are_not_served_are_named() {
+fn unsupported_completion_values_are_refused_by_param() {
     let completion =
         |body: Value| read::<CompletionRequest>(body.to_string().as_bytes()).unwrap().call(context()).err().unwrap();
     assert_eq!(completion(json!({"prompt": "x", "n": 129})).param, "n");
@@ -125,7 +125,7 @@ fn values_that_are_not_served_are_named() {
 }
 
 #[test]
-fn json_that_is_passed_on_has_bounds() {
+fn tool_schema_and_document_json_is_bounded() {
     let chat = |field: &str, value: String| {
         let body = format!(r#"{{"messages": [], "{field}": {value}}}"#);
         read::<ChatRequest>(body.as_bytes()).unwrap_err().param
@@ -144,7 +144,7 @@ fn json_that_is_passed_on_has_bounds() {
 }
 
 #[test]
-fn a_completion_has_its_log_probabilities_side_by_side() {
+fn completion_logprobs_are_parallel_lists() {
     let call = completion(json!({"prompt": "x", "logprobs": 1}));
     let body = whole(call, brought(true));
     assert_eq!(
@@ -164,7 +164,7 @@ fn a_completion_has_its_log_probabilities_side_by_side() {
 }
 
 #[test]
-fn an_echo_is_the_prompt_with_its_log_probabilities() {
+fn completion_echo_is_the_prompt_with_its_logprobs() {
     let scored = || {
         let positions = vec![logprobs("<2>", -3.0), logprobs("ab", -1.0)];
         let mut responses = brought(true);
@@ -190,7 +190,7 @@ fn an_echo_is_the_prompt_with_its_log_probabilities() {
 }
 
 #[test]
-fn a_stream_of_completions_ends_with_usage() {
+fn completion_stream_ends_with_usage() {
     let plain = streamed(completion(json!({"prompt": "x", "stream": true})), brought(false));
     assert_eq!(plain.len(), 3);
     assert_eq!(
@@ -204,7 +204,7 @@ fn a_stream_of_completions_ends_with_usage() {
 }
 
 #[test]
-fn chunks_that_say_nothing_are_not_sent() {
+fn empty_stream_chunks_are_not_sent() {
     let responses = |logprob| vec![accepted(), said(0, "", logprob), said(0, "a", None), finished(0, "stop")];
     let options = json!({"include_usage": true, "continuous_usage_stats": true});
     let user = json!([{"role": "user", "content": "x"}]);
@@ -222,7 +222,7 @@ fn chunks_that_say_nothing_are_not_sent() {
 }
 
 #[test]
-fn the_token_that_ends_an_answer_is_not_part_of_it() {
+fn stop_token_is_left_out_of_chat_logprobs() {
     let end = said(0, "", Some(-3.0));
     let responses = || vec![accepted(), said(0, "a", Some(-1.0)), end.clone(), finished(0, "stop")];
     let body = json!({"messages": [], "logprobs": true});
@@ -237,7 +237,7 @@ fn the_token_that_ends_an_answer_is_not_part_of_it() {
 }
 
 #[test]
-fn a_chat_streams_its_role_once_and_then_text() {
+fn chat_stream_sends_its_role_once_and_then_text() {
     let user = json!([{"role": "user", "content": "x"}]);
     let body = json!({"messages": user, "stream": true, "logprobs": true, "top_logprobs": 1});
     let chunks = streamed(chat(body), brought(true));
@@ -257,7 +257,7 @@ fn a_chat_streams_its_role_once_and_then_text() {
 }
 
 #[test]
-fn a_text_or_a_conversation_is_tokenized() {
+fn tokenize_request_takes_text_or_messages() {
     let prompt = |body: Value| read::<TokenizeRequest>(body.to_string().as_bytes()).unwrap().prompt();
     assert!(matches!(prompt(json!({"prompt": "x"})), Ok((Prompt::Text(_), false))));
     let chat = json!({"messages": [{"role": "user", "content": "x"}], "return_token_strs": true});
@@ -266,7 +266,7 @@ fn a_text_or_a_conversation_is_tokenized() {
 }
 
 #[test]
-fn alternatives_of_one_text_are_all_told() {
+fn top_logprobs_with_equal_text_are_all_listed() {
     let mut responses = brought(true);
     let Some(Event::Delta(delta)) = &mut responses[1].event else { panic!("{responses:?}") };
     let top = |token_id, text: &str, logprob| TopLogprob { token_id, logprob, text: text.into() };
@@ -279,7 +279,7 @@ fn alternatives_of_one_text_are_all_told() {
 }
 
 #[test]
-fn an_error_in_a_stream_is_an_event_without_a_name() {
+fn openai_stream_error_is_an_event_without_name() {
     let mut call = chat(json!({"messages": [], "stream": true}));
     let chunk = call.answer.failed(&Failure::new(503, "no node is ready"));
     let error = json!({"error": {"message": "no node is ready", "type": "unavailable", "param": null, "code": null}});
@@ -287,7 +287,7 @@ fn an_error_in_a_stream_is_an_event_without_a_name() {
 }
 
 #[test]
-fn errors_of_the_conductor_get_the_names_of_the_api() {
+fn conductor_error_fields_get_openai_names() {
     let old = chat(json!({"messages": [], "max_tokens": 1})).fields;
     let new = chat(json!({"messages": [], "max_completion_tokens": 1})).fields;
     assert_eq!((old.of("max_tokens"), new.of("max_tokens")), ("max_tokens", "max_completion_tokens"));
@@ -298,7 +298,7 @@ fn errors_of_the_conductor_get_the_names_of_the_api() {
 }
 
 #[test]
-fn tools_go_into_the_prompt_as_they_are_written() {
+fn chat_tools_enter_the_prompt_verbatim() {
     let parameters = r#"{"type": "object",  "properties": {"b": {}, "a": {}}}"#;
     let body = format!(
         r#"{{"messages": [{{"role": "user", "content": "x"}}], "parallel_tool_calls": false, "reasoning_effort": "low",
@@ -322,7 +322,7 @@ fn tools_go_into_the_prompt_as_they_are_written() {
 }
 
 #[test]
-fn allowed_tools_are_some_of_those_in_the_prompt() {
+fn chat_allowed_tools_keep_all_tools_in_the_prompt() {
     let of = |mode: &str| {
         let allowed = json!({"mode": mode, "tools": [{"type": "function", "function": {"name": "g"}}]});
         let choice = json!({"type": "allowed_tools", "allowed_tools": allowed});
@@ -335,7 +335,7 @@ fn allowed_tools_are_some_of_those_in_the_prompt() {
 }
 
 #[test]
-fn integers_may_be_written_with_a_fraction_of_zero() {
+fn integer_fields_accept_a_fraction_of_zero() {
     let call = chat(json!({"messages": [], "max_tokens": 5.0, "n": 2.0, "seed": -1.0, "top_k": 3.0, "priority": -2.0}));
     let request = &call.requests[0];
     let sampling = request.sampling.as_ref().unwrap();
@@ -344,7 +344,7 @@ fn integers_may_be_written_with_a_fraction_of_zero() {
 }
 
 #[test]
-fn values_that_ask_for_nothing_are_taken() {
+fn neutral_values_of_unsupported_fields_are_accepted() {
     let neutral = json!({
         "skip_special_tokens": true, "spaces_between_special_tokens": true, "include_stop_str_in_output": false,
         "use_beam_search": false, "length_penalty": 1, "add_generation_prompt": true, "continue_final_message": false,
@@ -365,7 +365,7 @@ fn values_that_ask_for_nothing_are_taken() {
 }
 
 #[test]
-fn the_form_of_an_answer_is_asked_for() {
+fn response_format_and_structured_outputs_become_a_form() {
     let of = |field: &str, value: Value| form(&chat(json!({"messages": [], field: value})));
     assert_eq!(of("response_format", json!({"type": "text"})), None);
     assert_eq!(of("response_format", json!({"type": "json_object"})), Some(Form::JsonObject(true)));
@@ -389,7 +389,7 @@ fn the_form_of_an_answer_is_asked_for() {
 }
 
 #[test]
-fn tool_calls_stream_their_ids_and_names_once() {
+fn chat_stream_sends_tool_call_ids_and_names_once() {
     let chunks =
         streamed(chat(json!({"messages": [], "tools": [tool("f")], "stream": true})), thought_said_and_called());
     let deltas: Vec<_> = chunks.iter().map(|chunk| chunk["choices"][0]["delta"].clone()).collect();
@@ -414,7 +414,7 @@ fn tool_calls_stream_their_ids_and_names_once() {
 }
 
 #[test]
-fn a_message_has_reasoning_and_tool_calls() {
+fn chat_message_has_reasoning_and_tool_calls() {
     let body = whole(chat(json!({"messages": []})), thought_said_and_called());
     let calls = json!([
         {"id": "c0", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}},
@@ -440,7 +440,7 @@ fn a_message_has_reasoning_and_tool_calls() {
 }
 
 #[test]
-fn several_answers_are_choices() {
+fn n_answers_become_choices() {
     let responses =
         || vec![accepted(), said(1, "b", None), said(0, "a", None), finished(1, "length"), finished(0, "stop")];
     let call = chat(json!({"messages": [], "n": 2}));
@@ -455,7 +455,7 @@ fn several_answers_are_choices() {
 }
 
 #[test]
-fn answers_to_several_prompts_are_numbered_on() {
+fn completion_choices_are_numbered_across_prompts() {
     let mut call = completion(json!({"prompt": ["x", "y"], "n": 2, "echo": true, "stream": true}));
     assert_eq!((call.requests.len(), call.requests[1].n), (2, 2));
     let mut chunks = Vec::new();
@@ -471,7 +471,7 @@ fn answers_to_several_prompts_are_numbered_on() {
 }
 
 #[test]
-fn the_best_answers_are_those_of_the_best_mean_log_probability() {
+fn best_of_keeps_answers_of_best_mean_logprob() {
     let call = completion(json!({"prompt": "x", "n": 2, "best_of": 3}));
     assert_eq!((call.requests[0].n, call.requests[0].sampling.as_ref().unwrap().logprobs), (3, Some(0)));
     let responses = vec![

@@ -29,7 +29,7 @@ fn bad(fields: Value) -> String {
 }
 
 #[test]
-fn a_body_becomes_a_request() {
+fn messages_body_becomes_a_request() {
     let call = messages(json!({
         "model": "m", "system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "b"}],
         "stop_sequences": ["S"], "top_k": 5, "top_p": 0.5, "metadata": {"user_id": "u"}, "thinking": {"type": "enabled", "budget_tokens": 1024},
@@ -58,7 +58,7 @@ fn a_body_becomes_a_request() {
 }
 
 #[test]
-fn blocks_become_messages_that_templates_know() {
+fn content_blocks_become_template_messages() {
     let call = messages(json!({"messages": [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": [
@@ -109,7 +109,7 @@ fn blocks_become_messages_that_templates_know() {
 }
 
 #[test]
-fn values_that_are_not_served_are_named() {
+fn unsupported_messages_values_are_refused_by_param() {
     let blocks = |role: &str, block: Value| bad(json!({"messages": [{"role": role, "content": [block]}]}));
     assert_eq!(bad(json!({"max_tokens": null})), "max_tokens");
     assert_eq!(bad(json!({"messages": [], "system": "x"})), "messages");
@@ -151,7 +151,7 @@ fn values_that_are_not_served_are_named() {
 }
 
 #[test]
-fn tokens_are_counted_without_what_an_answer_needs() {
+fn count_tokens_needs_no_max_tokens() {
     let mut request = read::<MessagesRequest>(json!({ "messages": user() }).to_string().as_bytes()).expect("a body");
     assert_eq!(request.prompt().expect("a prompt").messages.len(), 1);
     assert_eq!(counted(5), json!({"input_tokens": 5}));
@@ -166,7 +166,7 @@ fn usage(cached: bool, output_tokens: u32) -> Value {
 }
 
 #[test]
-fn a_message_has_its_blocks_in_order() {
+fn message_has_its_content_blocks_in_order() {
     let answer = whole(messages(json!({})), thought_said_and_called());
     assert_eq!(
         answer,
@@ -184,7 +184,7 @@ fn a_message_has_its_blocks_in_order() {
 }
 
 #[test]
-fn an_answer_says_why_it_ended() {
+fn message_stop_reason_follows_finish_reason() {
     let why = |reason: &str, stop_sequence: &str| {
         let finished =
             v1::Finished { finish_reason: reason.into(), stop_sequence: stop_sequence.into(), ..Default::default() };
@@ -202,7 +202,7 @@ fn an_answer_says_why_it_ended() {
 }
 
 #[test]
-fn a_stream_opens_and_closes_each_block() {
+fn messages_stream_opens_and_closes_each_content_block() {
     let events = named(messages(json!({"stream": true})), thought_said_and_called());
     let block =
         |index: u32, block: Value| json!({"type": "content_block_start", "index": index, "content_block": block});
@@ -240,7 +240,7 @@ fn a_stream_opens_and_closes_each_block() {
 }
 
 #[test]
-fn an_error_in_a_stream_is_an_event_of_that_name() {
+fn messages_stream_error_is_an_event_named_error() {
     let chunk = messages(json!({"stream": true})).answer.failed(&Failure::new(500, "a bug"));
     let error = json!({"type": "error", "error": {"type": "api_error", "message": "a bug"}});
     assert_eq!((chunk.event, chunk.data), (Some("error"), error.to_string()));

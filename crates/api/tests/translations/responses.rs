@@ -28,7 +28,7 @@ fn function() -> Value {
 }
 
 #[test]
-fn a_body_becomes_a_request() {
+fn responses_body_becomes_a_request() {
     let call = responses(json!({
         "model": "m", "instructions": "be brief", "max_output_tokens": 5, "temperature": 0.5, "top_p": 0.25, "store": true,
         "tools": [function()], "tool_choice": {"type": "function", "name": "f"}, "parallel_tool_calls": false,
@@ -56,7 +56,7 @@ fn a_body_becomes_a_request() {
 }
 
 #[test]
-fn allowed_tools_are_some_of_those_in_the_prompt() {
+fn responses_allowed_tools_keep_all_tools_in_the_prompt() {
     let choice = json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]});
     let other = json!({"type": "function", "name": "g"});
     let call = responses(json!({"tools": [function(), other], "tool_choice": choice, "priority": 3}));
@@ -68,7 +68,7 @@ fn allowed_tools_are_some_of_those_in_the_prompt() {
 }
 
 #[test]
-fn items_become_messages_that_templates_know() {
+fn input_items_become_template_messages() {
     let output = |kind: &str, text: &str| json!([{"type": kind, "text": text}]);
     let call = responses(json!({"input": [
         {"role": "developer", "content": "be brief"},
@@ -122,7 +122,7 @@ fn items_become_messages_that_templates_know() {
 }
 
 #[test]
-fn values_that_are_not_served_are_named() {
+fn unsupported_responses_values_are_refused_by_param() {
     assert_eq!(bad(json!({"colour": 1})), "colour");
     assert_eq!(bad(json!({"previous_response_id": "resp_1"})), "previous_response_id");
     assert_eq!(bad(json!({"conversation": "c"})), "conversation");
@@ -193,13 +193,13 @@ fn asked(stream: bool) -> Call {
 }
 
 #[test]
-fn a_response_has_its_items_in_order_and_repeats_its_request() {
+fn response_has_its_output_items_in_order_and_echoes_its_request() {
     let answer = whole(asked(false), thought_said_and_called());
     assert_eq!(answer, expected("completed", (0..4).map(item).collect(), usage()));
 }
 
 #[test]
-fn a_response_that_is_cut_is_incomplete() {
+fn response_that_ends_at_max_tokens_is_incomplete() {
     let answer = whole(responses(json!({})), vec![accepted(), said(0, "a", None), finished(0, "length")]);
     assert_eq!(
         (&answer["status"], &answer["incomplete_details"], &answer["output"][0]["status"]),
@@ -210,7 +210,7 @@ fn a_response_that_is_cut_is_incomplete() {
 }
 
 #[test]
-fn a_stream_numbers_its_events_and_opens_and_closes_each_item() {
+fn responses_stream_numbers_events_and_closes_each_item() {
     let events = named(asked(true), thought_said_and_called());
     let numbers: Vec<_> = events.iter().map(|event| event["sequence_number"].as_u64().unwrap()).collect();
     assert_eq!(numbers, (0..numbers.len() as u64).collect::<Vec<_>>());
@@ -274,7 +274,7 @@ fn a_stream_numbers_its_events_and_opens_and_closes_each_item() {
 }
 
 #[test]
-fn log_probabilities_are_of_the_text() {
+fn responses_logprobs_are_of_the_output_text() {
     let events = || vec![accepted(), said(0, "a", Some(-1.0)), said(0, "\u{fffd}", Some(-2.0)), finished(0, "stop")];
     let asked = json!({"include": ["message.output_text.logprobs"], "top_logprobs": 1});
     let answer = whole(responses(asked.clone()), events());
@@ -293,7 +293,7 @@ fn log_probabilities_are_of_the_text() {
 }
 
 #[test]
-fn a_stream_that_fails_says_so_in_its_last_event() {
+fn failed_responses_stream_ends_with_an_error_event() {
     let mut call = asked(true);
     let early = call.answer.failed(&Failure::new(429, "busy"));
     let error = json!({"code": "rate_limit_exceeded", "message": "busy", "param": null});

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_names_its_flag() {
+    fn invalid_index_bench_argument_names_its_flag() {
         assert_eq!(parse("--trace t --nodes 8,16").unwrap().nodes, [8, 16]);
         assert_eq!(parse("--large --seconds 3").unwrap().entries, 10_000_000);
         for (line, flag) in [
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_is_not_there_or_has_no_full_block_is_named() {
+    fn index_bench_names_a_trace_missing_or_without_full_block() {
         let error = parse("--trace /nowhere/t").unwrap().prompts().unwrap_err().to_string();
         assert!(error.starts_with("--trace: /nowhere/t: "), "{error}");
         let error = parse("--trace /dev/null").unwrap().prompts().unwrap_err().to_string();

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bound_thread_has_one_core() {
+    fn thread_bound_to_a_core_can_use_it_alone() {
         std::thread::spawn(|| {
             let [core] = usable("--trace").unwrap();
             bind(core).unwrap();

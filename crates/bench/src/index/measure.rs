@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_wrong_is_an_error() {
+    fn wrong_index_lookup_is_an_error() {
         let mut workload = workload();
         let names = Baton::names(&workload);
         let index = filled::<Baton>(&workload, &names);
@@ -155,14 +155,14 @@ mod tests {
     }
 
     #[test]
-    fn a_round_has_figures() {
+    fn index_bench_round_has_positive_figures() {
         let round = round::<Baton>(&workload());
         assert!(round.events_m_blocks_s > 0.0 && round.lookup_mean_ns > 0.0);
         assert!(round.lookup_p50_ns > 0.0 && round.lookup_p50_ns <= round.lookup_p99_ns);
     }
 
     #[test]
-    fn quantiles_are_of_the_sorted_times() {
+    fn index_bench_quantiles_are_of_sorted_times() {
         let mut times: Vec<u64> = (1..=101).rev().collect();
         assert_eq!([0.0, 0.5, 0.99, 1.0].map(|q| quantile(&mut times, q)), [1.0, 51.0, 100.0, 101.0]);
     }

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_of_the_others_is_compared_a_figure_at_a_time() {
+    fn index_bench_ratio_is_to_the_best_other_of_each_figure() {
         let rows = [
             row("baton", [1.0, 2.0, 4.0, 10.0, 20.0]),
             row("a", [3.0, 9.0, 9.0, 5.0, 90.0]),
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spread_is_of_sorted_figures() {
+    fn index_bench_spread_shows_median_and_range() {
         assert_eq!(Spread::of(vec![9.0, 1.0, 4.0]).cell(1.0), "4.00 (1.00-9.00)");
     }
 }

@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_add_up_to_what_the_caches_hold() {
+    fn index_workload_batches_add_up_to_the_cached_blocks() {
         // One block that all begin with, and two conversations.
         let prompts = [vec![1, 2, 3], vec![1, 4, 5, 6], vec![1, 2, 3, 7]];
         let workload = Workload::new(&prompts, 3, 5, 1).unwrap();
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_is_an_error_that_names_its_flag() {
+    fn inconsistent_index_workload_names_its_flag() {
         let error = |prompts: &[Vec<u64>], capacity| Workload::new(prompts, 2, capacity, 1).unwrap_err().to_string();
         assert_eq!(error(&[vec![1, 2]], 1), "--capacity: expected 2 or more, which the longest prompt has");
         assert!(error(&[vec![1, 2], vec![3, 2]], 9).starts_with("--trace: block 2 has two parents"));

@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_median_is_the_middle_or_the_mean_of_two() {
+    fn median_is_the_middle_or_the_mean_of_two() {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(vec![8.0, 1.0, 2.0, 4.0]), 3.0);
         assert_eq!((median(vec![5.0]), median(vec![5.0, 1.0])), (5.0, 3.0));

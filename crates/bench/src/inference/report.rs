@@ -81,12 +81,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_has_memory() {
+    fn resident_bytes_of_this_process_are_positive() {
         assert!(!cfg!(target_os = "linux") || resident_bytes().unwrap() > 1 << 16);
     }
 
     #[test]
-    fn the_keys_are_those_that_are_compared() {
+    fn engine_bench_json_has_the_compared_keys() {
         let value = serde_json::to_value(Report::default()).unwrap();
         for key in ["prefill_512_tok_s", "prefill_2048_tok_s", "decode_1_tok_s", "decode_8_tok_s", "decode_32_tok_s"] {
             assert!(value[key].is_number(), "{key}");

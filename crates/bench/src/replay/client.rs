@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_at_admission_is_a_rejection_and_nothing_else_is() {
+    fn only_a_refusal_at_admission_counts_as_rejection() {
         let mut refused = record();
         let problem = reject(&Status::resource_exhausted("full"), false, &mut refused);
         assert!(matches!(problem, Problem::Rejected(reason) if reason.contains("full")));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn times_count_from_when_the_request_was_due() {
+    fn replay_times_count_from_the_due_time() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let heard = Heard { due: at(100), start, accepted: true, tokens: vec![at(350), at(380), at(450)] };
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_counted_and_records_are_in_the_order_of_arrival() {
+    fn replay_counts_failures_and_orders_records_by_arrival() {
         let rejected = Ended { problem: Some(Problem::Rejected("full".into())), ..ended(150, None) };
         let same = (0..50).map(|index| ended(index, Some("same")));
         let fine = (50..150).map(|index| ended(index, None));

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_several_runs_is_refused_by_name() {
+    fn replay_refuses_options_of_several_runs_by_flag() {
         assert!(parse("--trace t --duration 600 --jitter 3").check().is_ok());
         for (line, option) in
             [("--compare pairs", "--compare"), ("--curve 1:2:1", "--curve"), ("--fault-every 9", "--fault-every")]
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_is_not_there_is_named() {
+    fn replay_names_a_missing_trace() {
         let error = parse("--trace /nowhere/t").trace().unwrap_err().to_string();
         assert!(error.starts_with("--trace: /nowhere/t: "), "{error}");
     }

@@ -30,7 +30,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_ids_are_equal_blocks_and_others_differ() {
+    fn equal_hash_ids_give_equal_prompt_blocks() {
         let (one, other) = (prompt(&request(1100, &[7, 8, 9])), prompt(&request(1000, &[7, 10])));
         assert_eq!((one.len(), other.len()), (1100, 1000));
         assert_eq!(one[..512], other[..512]);
@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbouring_ids_have_nothing_in_common() {
+    fn neighbouring_hash_ids_give_unrelated_prompt_blocks() {
         let blocks: Vec<_> = (0..50).map(|id| prompt(&request(512, &[id]))).collect();
         for (index, block) in blocks.iter().enumerate() {
             assert!(blocks[..index].iter().all(|before| before[..16] != block[..16]), "block {index}");

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn both_stand_side_by_side_with_their_ratio() {
+    fn replay_report_shows_live_and_simulated_with_their_ratio() {
         let report = report(Some(summary(2.0, 0)));
         let json = report.json().unwrap();
         assert_eq!((&json["live"]["ttft_mean_s"], &json["simulated"]["ttft_mean_s"]), (&3.0.into(), &2.0.into()));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn alone_the_cluster_has_no_ratio() {
+    fn replay_report_without_simulation_has_no_ratio() {
         assert!(report(None).json().unwrap().get("ratio").is_none());
         assert!(report(None).table().unwrap().contains("rejected                         4\n"));
     }

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_distributions_do_not_diverge() {
+    fn kl_divergence_of_equal_distributions_is_zero() {
         let logits = [0.5, -2.0, 3.0];
         assert_eq!(kl(&logits, &logits), 0.0);
         // A shift of all logits changes no probability.
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn divergence_is_that_of_the_formula() {
+    fn kl_divergence_matches_its_formula() {
         // P = (1/2, 1/2), Q = (1/4, 3/4).
         let found = kl(&[0.0, 0.0], &[0.0, 3_f32.ln()]);
         let expected = 0.5 * 2_f64.ln() + 0.5 * (2.0_f64 / 3.0).ln();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_equal_logits_is_best() {
+    fn first_of_equal_logits_is_best() {
         assert_eq!((best(&[1.0, 3.0, 3.0]), best(&[-1.0])), (1, 0));
     }
 }

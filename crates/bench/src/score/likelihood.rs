@@ -60,14 +60,14 @@ mod tests {
     }
 
     #[test]
-    fn equal_logits_are_equally_likely() {
+    fn equal_logits_give_equal_likelihood() {
         for shift in [0.0, 1e4, -1e4] {
             assert!(near(surprise(&[shift; 8], 3), 8_f64.ln()), "{shift}");
         }
     }
 
     #[test]
-    fn a_token_is_as_likely_as_its_share() {
+    fn token_likelihood_is_its_softmax_share() {
         // Shares 1/7, 2/7, 4/7.
         let logits = [0.0, 2_f32.ln(), 4_f32.ln()];
         for (token, share) in [(0, 1.0), (1, 2.0), (2, 4.0)] {
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mean_is_of_tokens() {
+    fn nll_and_perplexity_are_means_over_tokens() {
         let mut found = Likelihood::default();
         assert_eq!((found.nll(), found.perplexity()), (0.0, 1.0));
         found.add(&[1.0; 4], 0);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_position_predicts_the_token_after_it() {
+    fn logits_of_a_position_score_the_token_after_it() {
         let mut found = Likelihood::default();
         let mut listener = Listener { window: &[7, 1, 0], found: &mut found };
         listener.logits(0, 0, &[0.0, 90.0]);

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_names_its_flag() {
+    fn invalid_score_argument_names_its_flag() {
         assert_eq!(parse("--compute-dtype f32").unwrap().compute.compute_dtype, ComputeDtype::F32);
         assert_eq!(parse("--compute-dtype bf16").unwrap().compute.compute_dtype, ComputeDtype::Bf16);
         for (line, flag) in [
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_none_is_named() {
+    fn score_names_a_text_file_missing_empty_or_not_utf8() {
         let missing = read(Path::new("/nowhere/text")).unwrap_err().to_string();
         assert!(missing.starts_with("--text: /nowhere/text: "), "{missing}");
         for (name, bytes, problem) in [("empty", &b""[..], "empty"), ("latin1", b"caf\xe9", "no UTF-8 at byte 3")] {
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_has_two_tokens_at_least() {
+    fn score_refuses_a_text_of_fewer_than_two_tokens() {
         let error = Windows::of_text(&Tokenizer::bytes(), "a", 8).unwrap_err().to_string();
         assert_eq!(error, "--text: at least 2 tokens are needed, but it has 1");
         let windows = Windows::of_text(&Tokenizer::bytes(), "ab", 8).unwrap();

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_stands_beside_the_likelihood() {
+    fn score_report_shows_kl_divergence_beside_likelihood() {
         let divergence = Divergence {
             mean_kl: 0.00125,
             kl_standard_error: 0.0001,
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_documented_fields() {
+    fn score_json_has_the_documented_fields() {
         let json = serde_json::to_value(report()).unwrap();
         for (field, value) in [("tokens", 1000.0), ("nll", 2.5), ("context", 512.0), ("seconds", 0.5)] {
             assert_eq!(json[field].as_f64(), Some(value), "{field}");
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_says_how_the_number_came_about() {
+    fn score_table_shows_perplexity_and_how_it_was_computed() {
         let table = report().table();
         for part in [
             "perplexity  12.1825",

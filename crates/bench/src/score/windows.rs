@@ -66,19 +66,19 @@ mod tests {
     }
 
     #[test]
-    fn each_begins_afresh_where_there_is_a_bos() {
+    fn score_window_with_bos_begins_with_it() {
         assert_eq!(cut(7, Some(0), 4), [&[0, 1, 2, 3][..], &[0, 4, 5, 6], &[0, 7]]);
         assert_eq!(cut(3, Some(0), 4), [[0, 1, 2, 3]]);
     }
 
     #[test]
-    fn each_begins_with_the_last_of_the_one_before_where_there_is_none() {
+    fn score_window_without_bos_begins_with_last_token_before() {
         assert_eq!(cut(7, None, 4), [[1, 2, 3, 4], [4, 5, 6, 7]]);
         assert_eq!(cut(8, None, 4).last().unwrap(), &[7, 8]);
     }
 
     #[test]
-    fn every_token_is_scored_once_whatever_the_context() {
+    fn every_token_is_scored_once_for_any_context_length() {
         for context in 2..12 {
             for (bos, first) in [(Some(0), 1), (None, 2)] {
                 let scored: Vec<_> = cut(10, bos, context).iter().flat_map(|window| window[1..].to_vec()).collect();

@@ -200,7 +200,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_url_says_what_is_spoken() {
+    fn url_scheme_selects_openai_or_grpc() {
         assert_eq!(parse_target("http://h:1/"), Ok(Target::OpenAi("h:1".into())));
         assert_eq!(parse_target("grpc://[::1]:7070").unwrap().to_string(), "grpc://[::1]:7070");
         for wrong in ["h:1", "https://h:1", "http://h", "http://h:1/v1", "grpc://", "http://a b:1"] {
@@ -209,7 +209,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn times_have_units() {
+    fn time_arguments_accept_units() {
         for (text, ms) in [("100ms", 100), ("5s", 5000), ("2m", 120_000), ("1.5", 1500)] {
             assert_eq!(parse_time(text), Ok(Duration::from_millis(ms)), "{text}");
         }
@@ -219,7 +219,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn lengths_are_drawn_by_their_weights() {
+    fn length_mix_is_drawn_by_weight() {
         let mix = parse_mix::<6000>("300:3,6000").unwrap();
         assert_eq!([0.0, 0.5, 0.7499, 0.75, 0.9999].map(|at| mix.pick(at)), [300, 300, 300, 6000, 6000]);
         assert_eq!(parse_mix::<7>("7").unwrap().pick(0.5), 7);
@@ -229,7 +229,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_cannot_be_names_its_flag() {
+    fn invalid_serve_bench_argument_names_its_flag() {
         assert!(parse("--rate 2 --duration 5s --prompt-chars 300,6000 --max-tokens 16,64:2,1000000").is_ok());
         assert!(parse("--trace t --speed 2 --requests 7").is_ok());
         for (line, flag) in [

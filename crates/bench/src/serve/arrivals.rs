@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_is_the_same_run_and_a_longer_one_begins_so() {
+    fn arrivals_of_a_seed_repeat_and_a_longer_run_extends_them() {
         let line = "--rate 5 --prompt-chars 30,600 --prefixes 3 --shared-prefix-chars 40";
         let (short, long) = (of(&format!("{line} --requests 20")), of(&format!("{line} --requests 200")));
         assert_eq!(short[..], long[..20]);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_is_the_mean_and_the_gaps_are_exponential() {
+    fn poisson_arrivals_have_the_rate_and_exponential_gaps() {
         let all = of("--rate 50 --requests 20000");
         let seconds = all.last().unwrap().due.as_secs_f64();
         assert!((20_000.0 / seconds / 50.0 - 1.0).abs() < 0.03, "{seconds} s");
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn time_ends_a_run_and_so_does_a_number() {
+    fn arrivals_end_at_duration_or_number_of_requests() {
         assert_eq!(of("--rate 1").len(), DEFAULT_REQUESTS as usize);
         let all = of("--rate 100 --duration 10s");
         assert!((900..1100).contains(&all.len()) && all.iter().all(|one| one.due < Duration::from_secs(10)));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_and_prefixes_are_mixed() {
+    fn arrivals_mix_prompt_lengths_and_shared_prefixes() {
         let all = of("--rate 1 --requests 200 --prompt-chars 30:3,600:1 --prefixes 2 --shared-prefix-chars 50");
         let texts: Vec<_> = all.iter().map(text).collect();
         let short = texts.iter().filter(|text| text.len() == 80).count();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_mixed_and_nothing_else_changes_by_it() {
+    fn max_tokens_mix_changes_no_other_draw_of_arrivals() {
         let line = "--rate 5 --requests 400 --prompt-chars 30,600 --prefixes 3 --shared-prefix-chars 40";
         let (one, mixed) = (of(&format!("{line} --max-tokens 16")), of(&format!("{line} --max-tokens 16:3,256")));
         let long = mixed.iter().filter(|arrival| arrival.max_tokens == 256).count();
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn one_length_sends_what_it_always_sent() {
+    fn arrivals_match_known_splitmix64_draws() {
         let all = of("--rate 5 --prompt-chars 30,600 --prefixes 3 --seed 7 --max-tokens 9 --requests 4");
         let draws = |arrival: &Arrival| match arrival.source {
             Source::Text { seed, chars, .. } => (arrival.due.as_micros(), chars, seed),
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_is_played_at_its_speed() {
+    fn trace_arrivals_are_scaled_by_speed() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../sim/tests/fixtures/small.jsonl");
         let (once, twice) = (of(&format!("--trace {path}")), of(&format!("--trace {path} --speed 2 --requests 50")));
         assert_eq!((once.len(), twice.len()), (200, 50));

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_those_of_the_gaps() {
+    fn gap_quantiles_match_the_recorded_gaps() {
         let all: Vec<_> = (1..=100).collect();
         let of = counts(&all);
         let near = |part: f64, seconds: f64| (of.quantile_s(part).unwrap() - seconds).abs() < seconds / 500.0;
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edge_belongs_to_its_bucket() {
+    fn gap_histogram_edge_belongs_to_its_bucket() {
         let histogram = counts(&[0, 1, 2, 3, 4, 5, 10_000, 10_001]).histogram();
         assert_eq!(histogram.counts.len(), histogram.edges_s.len() + 1);
         assert_eq!((&histogram.counts[..4], &histogram.counts[23..]), (&[2, 1, 1, 2][..], &[1, 1][..]));
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_drawn_from_the_first_to_the_last() {
+    fn gap_histogram_is_drawn_from_first_to_last_filled_bucket() {
         let lines = counts(&[6, 6, 6, 6, 12]).lines();
         assert_eq!(lines.len(), 3, "{lines:?}");
         assert_eq!(lines[0], format!("     <= 7 ms  {} 4", "#".repeat(40)));

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_are_told_apart_as_over_http() {
+    fn grpc_refusals_are_counted_as_http_statuses() {
         assert_eq!(problem(&Status::resource_exhausted("full"), false), Problem::Rejected(429));
         assert_eq!(problem(&Status::unavailable("no node"), false), Problem::Rejected(503));
         for (status, accepted) in [(Status::unavailable("gone"), true), (Status::invalid_argument("top_p"), false)] {

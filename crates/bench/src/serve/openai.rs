@@ -245,7 +245,7 @@ mod tests {
     const USAGE: &str = r#"{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 5}}}"#;
 
     #[test]
-    fn a_stream_ends_with_its_reason_and_its_usage() {
+    fn openai_stream_ends_with_finish_reason_and_usage() {
         let (ended, received) = take(&[TEXT, EMPTY, TEXT, LAST, USAGE, "[DONE]"]);
         assert_eq!(ended, Ok(true));
         assert_eq!(received.sizes(), Usage { prompt: 9, cached: 5, output: 4 });
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_event_is_a_failure_with_its_message() {
+    fn openai_error_event_is_a_failure_with_its_message() {
         let (ended, _) = take(&[TEXT, r#"{"error": {"message": "no node is ready", "type": "unavailable"}}"#]);
         assert_eq!(ended, Err(Problem::failed("in mid-answer: no node is ready")));
         let (ended, _) = take(&[r#"{"error": {"message": "the request was aborted", "type": "cancelled"}}"#]);
@@ -263,14 +263,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_without_an_end_is_a_failure() {
+    fn openai_stream_without_end_is_a_failure() {
         let (ended, received) = take(&[TEXT; 1000]);
         assert!(matches!(ended, Err(Problem::Failed(reason)) if reason.starts_with("more than 80 messages")));
         assert_eq!(received.count().at.len(), 80);
     }
 
     #[test]
-    fn reasons_are_found_where_servers_put_them_and_are_short() {
+    fn http_error_reason_is_found_and_truncated() {
         for body in [r#"{"error": {"message": "why"}}"#, r#"{"message": "why"}"#, r#"{"error": "why"}"#, "why"] {
             assert_eq!(reason(body.as_bytes()), "why", "{body}");
         }

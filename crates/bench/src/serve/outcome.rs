@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn every_request_ends_exactly_once() {
+    fn each_bench_request_is_counted_in_one_outcome() {
         let failed = |reason: &str| End::Failed(reason.into());
         let sums = sums([
             completed(&[100, 140], 0),
@@ -240,14 +240,14 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_met_where_they_are_reached_and_no_gap_is_no_tail() {
+    fn latency_limit_is_inclusive_and_single_token_has_no_tbt_tail() {
         assert_eq!(sums([completed(&[500, 550], 0), completed(&[500], 0)]).met, 2);
         let one = sums([completed(&[500], 0)]);
         assert_eq!((one.tbt_tail_s.len(), one.usage.output), (0, 1));
     }
 
     #[test]
-    fn a_request_has_a_mean_and_a_tail() {
+    fn tbt_mean_and_tail_are_of_each_request() {
         // Nineteen gaps of 10 ms and one of 210 ms: the longest two are the tail.
         let mut at: Vec<u64> = (10..=29).map(|step| step * 10).collect();
         at.push(500);
@@ -257,14 +257,14 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_one_message_have_no_time_between_them() {
+    fn merged_tokens_have_no_time_between_them() {
         let sums = sums([completed(&[100, 140], 2)]);
         assert_eq!((sums.usage, sums.merged), (Usage { prompt: 10, cached: 4, output: 4 }, 2));
         assert!((sums.tbt_mean_s[0] - 0.040 / 3.0).abs() < 1e-9 && (sums.tbt_tail_s[0] - 0.040).abs() < 1e-9);
     }
 
     #[test]
-    fn an_answer_that_ended_before_its_last_token_is_short() {
+    fn answer_with_fewer_tokens_than_asked_is_short() {
         let sums = sums([
             completed_of(3, &[100, 110, 120], 0),
             completed_of(4, &[100, 110, 120], 1),
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_of_nothing_are_nothing() {
+    fn quantiles_of_an_empty_list_are_none() {
         assert_eq!(quantiles(&[], [0.5]), [None]);
         assert_eq!(quantiles(&[3.0, 1.0, 2.0], [0.5, 1.0]), [Some(2.0), Some(3.0)]);
     }

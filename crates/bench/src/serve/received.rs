@@ -167,20 +167,20 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_tokens_where_nothing_else_is_known() {
+    fn chunks_without_usage_count_as_one_token_each() {
         assert_eq!(counted(&[true, false, true], None), (3, 0));
         assert_eq!(received(&[true, false, true], None).sizes().output, 3);
     }
 
     #[test]
-    fn usage_says_how_many_came_together() {
+    fn usage_gives_the_number_of_merged_tokens() {
         assert_eq!(counted(&[true, true, true], Some(3)), (3, 0));
         assert_eq!(counted(&[true, false, true], Some(3)), (3, 0), "a token that shows nothing");
         assert_eq!(counted(&[true, true, true], Some(5)), (3, 2));
     }
 
     #[test]
-    fn chunks_beyond_the_sum_are_those_without_text() {
+    fn chunks_beyond_usage_are_those_without_text() {
         assert_eq!(counted(&[false, true, true], Some(2)), (2, 0));
         assert_eq!(counted(&[true, true, true], Some(2)), (3, 0), "a server that counts otherwise");
         assert_eq!(counted(&[false], Some(0)), (0, 0));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_say_their_tokens_are_believed() {
+    fn token_counts_of_messages_go_before_usage() {
         let mut received = ReceivedAnswer::of_at_most(6);
         [1, 3, 2].into_iter().for_each(|tokens| received.tokens(tokens).unwrap());
         assert_eq!((received.count().at.len(), received.count().merged, received.sizes().output), (3, 3, 6));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_says_too_much_has_failed() {
+    fn server_that_sends_too_many_messages_has_failed() {
         let too_much = Err(Problem::failed("more than 104 messages or tokens, where 10 tokens were asked for"));
         let (mut chunks, mut tokens) = (ReceivedAnswer::of_at_most(10), ReceivedAnswer::of_at_most(10));
         for _ in 0..104 {

@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_short() {
+    fn report_times_are_rounded_to_fitting_units() {
         let shown = [None, Some(0.00012), Some(0.1), Some(0.9996), Some(5.0)].map(time);
         assert_eq!(shown, ["-", "0.1 ms", "100.0 ms", "1.00 s", "5.00 s"]);
     }

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_may_come_in_pieces_and_several_in_one() {
+    fn sse_events_are_the_same_for_any_chunking() {
         let whole = "data: {\"a\": 1}\n\ndata: b\n\ndata: [DONE]\n\n";
         let expected = ["{\"a\": 1}", "b", "[DONE]"];
         assert_eq!(read(&[whole]), expected);
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_names_and_returns_are_skipped() {
+    fn sse_comments_and_field_names_are_skipped() {
         let text =
             ": ping\r\n\r\nevent: x\r\nid: 7\r\ndata:one\r\n:\r\ndata: two\r\n\r\n\r\nretry: 5\r\n\r\ndata: é\r\n\r\n";
         assert_eq!(read(&[text]), ["one\ntwo", "é"]);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_does_not_end_is_none_and_one_without_end_is_refused() {
+    fn sse_event_without_end_is_dropped_or_refused_over_limit() {
         assert!(read(&["data: x", "\n"]).is_empty());
         let mut reader = SseReader::default();
         let line = vec![b'x'; MAX_EVENT_BYTES / 2 + 1];

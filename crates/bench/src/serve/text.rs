@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_has_its_length_and_is_the_seeds() {
+    fn generated_prompt_has_its_length_and_depends_on_the_seed() {
         for chars in [0, 1, 2, 300, 6000] {
             assert_eq!(prose(7, chars).len(), chars);
         }
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_sentences() {
+    fn generated_prompt_is_made_of_sentences() {
         let text = prose(1, 2000);
         assert!(text.is_ascii() && text.starts_with(|c: char| c.is_ascii_uppercase()));
         assert!(text.split(". ").count() > 20 && !text.contains("  "), "{text}");

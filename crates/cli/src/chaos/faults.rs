@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn conductors_are_cut_off_and_not_drained() {
+    fn chaos_cuts_conductors_off_and_never_drains_them() {
         let mut faults = faults();
         let nodes = [node("conductor-0", 1, 0), node("conductor-1", 1, 0), node("etcd", 1, 0)];
         assert!(faults.victim(&nodes, FaultKind::Drain).is_none());
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conductor_is_parted_from_others_of_one_kind() {
+    fn chaos_partition_separates_a_conductor_from_peers_of_one_role() {
         let mut faults = faults();
         let mut nodes = ["conductor-0", "conductor-1", "etcd", "prefill-0", "decode-0"].map(|name| node(name, 1, 0));
         for (index, node) in nodes.iter_mut().enumerate() {
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_each_role_is_left_alone() {
+    fn chaos_leaves_one_node_of_each_role_alone() {
         let mut faults = faults();
         let nodes = [node("prefill-0", 1, 0), node("decode-0", 1, 0), node("decode-1", 1, 5)];
         let mut busiest = 0;

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_is_found_by_its_port() {
+    fn chaos_finds_a_local_process_by_its_port() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let found = Process::listening(&format!("http://{address}")).unwrap();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn other_hosts_are_left_alone() {
+    fn chaos_finds_no_process_on_other_hosts() {
         assert!(is_loopback("http://127.0.0.1:7100") && is_loopback("localhost:1") && is_loopback("[::1]:5"));
         assert!(!is_loopback("http://10.0.0.7:7100") && !is_loopback("node-3:7100"));
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

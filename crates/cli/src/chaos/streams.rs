@@ -389,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gap_belongs_to_the_fault_that_made_it() {
+    fn stream_gap_is_attributed_to_the_fault_before_it() {
         let began = baton_runtime::now();
         let at = |ms| began + Duration::from_millis(ms);
         let mut felt = Felt::default();
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_conductor_is_asked_again_and_a_silent_or_lost_one_is_left() {
+    fn slow_conductor_is_asked_again_and_silent_or_lost_one_is_left() {
         let silent = |is_taken| Failed::Silent(String::new(), is_taken);
         let mut turn = Turn::new(1);
         assert_eq!(turn.patience(), PATIENCE);
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_of_many_kinds_and_the_same_in_each_run() {
+    fn chaos_requests_are_varied_and_the_same_in_each_run() {
         let all: Vec<_> = (0..64).map(|n| request(n, 7, 200)).collect();
         assert!(all.iter().zip(0..).all(|(one, n)| *one == request(n, 7, 200)));
         let lengths: Vec<_> = all.iter().filter_map(|one| one.sampling.as_ref()?.max_tokens).collect();

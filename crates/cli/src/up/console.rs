@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_keeps_its_last_lines_and_puts_a_large_file_aside() {
+    fn role_log_keeps_its_last_lines_and_rotates_a_large_file() {
         let folder = tempfile::tempdir().unwrap();
         let log = RoleLog::new("prefill-0", Some(&folder.path().join("new")), Console::new()).unwrap();
         for index in 0..TAIL_LINES + 3 {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_folder_that_cannot_be_written_is_an_error() {
+    fn unwritable_log_folder_is_an_error() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let error = RoleLog::new("a", Some(file.path()), Console::new()).unwrap_err();
         assert!(error.to_string().starts_with("--log-dir: cannot write"), "{error}");

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_protocol_are_told_from_others() {
+    fn ready_and_progress_lines_are_parsed_and_others_ignored() {
         let ready = Line::parse(
             r#"READY {"role":"conductor","node":null,"grpc":"127.0.0.1:1","http":"127.0.0.1:2","transfer":null}"#,
         );
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_are_bounded_and_the_last_needs_no_end() {
+    async fn child_output_lines_are_bounded_and_last_needs_no_newline() {
         let long = "x".repeat(3 * MAX_LINE_BYTES);
         let text = format!("one\r\n\n{long}\nb\u{e9}");
         let mut lines = Lines::new(text.as_bytes());

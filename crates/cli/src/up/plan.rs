@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flag_reaches_its_role() {
+    fn every_up_flag_reaches_its_role() {
         let plan = plan(
             "--engine mock --prefill 2 --decode 1 --block-tokens 8 --grpc 127.0.0.1:0 --http 127.0.0.1:0 --chunk-tokens 64 --prefill-cache-blocks 7 \
              --decode-cache-blocks 9 --kv-dtype f32 --transport tcp --placement round-robin --max-wait-ms off --queue-timeout-s 50 --max-overtaken-s 20.5 --ttft-slo-ms 900 --tbt-slo-ms 50.5 --decode-arg=--max-running=2 --grace 3",
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn several_conductors_have_ports_one_after_the_other_and_an_etcd() {
+    fn several_conductors_get_consecutive_ports_and_need_etcd() {
         let plan = plan("--engine mock --conductors 2 --etcd 10.0.0.9:2379 --http 127.0.0.1:0", None).unwrap();
         let lines: Vec<String> = plan.conductors.iter().map(line).collect();
         assert!(lines[0].ends_with("--etcd 10.0.0.9:2379 --grpc 127.0.0.1:7070 --http 127.0.0.1:0"), "{lines:?}");
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn conductors_in_namespaces_find_etcd_where_it_has_moved() {
+    fn conductors_in_namespaces_get_the_address_etcd_has_moved_to() {
         let mut plan = plan("--engine mock --conductors 2 --etcd 127.0.0.1:23 --grpc 127.0.0.1:7070", None).unwrap();
         let args = ["--listen-client-urls", "http://127.0.0.1:23", "--initial-cluster", "default=http://127.0.0.1:24"];
         let (name, role, program) = ("etcd".to_owned(), Role::Etcd, "etcd".into());
@@ -476,14 +476,14 @@ mod tests {
     }
 
     #[test]
-    fn a_kv_dtype_that_is_none_is_refused_before_anything_starts() {
+    fn unknown_kv_dtype_is_refused_before_anything_starts() {
         let error = Cli::try_parse_from(["baton", "up", "--engine", "mock", "--kv-dtype", "int4"]).unwrap_err();
         let said = error.to_string();
         assert!(error.exit_code() == 2 && said.contains("'int4', but must be f32, f16, bf16 or int8"), "{said}");
     }
 
     #[test]
-    fn a_model_is_needed_and_must_exist() {
+    fn model_flag_is_required_and_must_exist() {
         assert!(plan("", None).unwrap_err().to_string().starts_with("--model: not set"));
         let error = plan("", Some("/no/such.gguf")).unwrap_err().to_string();
         assert_eq!(error, "BATON_MODEL: there is no /no/such.gguf", "no flag was given");
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_could_serve_nothing_is_refused() {
+    fn cluster_without_any_node_is_refused() {
         let error = plan("--engine mock --prefill 0 --decode 0", None).unwrap_err();
         assert_eq!((error.exit_status(), error.to_string().starts_with("--decode: 0, and so is --prefill")), (2, true));
         for some in ["--prefill 0 --decode 1", "--prefill 1 --decode 0"] {
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_binary_is_named() {
+    fn missing_role_binary_is_named() {
         let cli = Cli::parse_from(["baton", "up", "--engine", "mock"]);
         let Command::Up(args) = cli.command else { panic!("another command") };
         let error = Plan::with(&args, None, Path::new("/nowhere"), 2).unwrap_err().to_string();
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_shared_out_evenly() {
+    fn cores_are_shared_evenly_among_nodes() {
         let shares = |cores, nodes| (0..nodes).map(|index| share(cores, nodes, index)).collect::<Vec<_>>();
         assert_eq!(shares(5, 3), [2, 2, 1]);
         assert_eq!(shares(2, 4), [1, 1, 1, 1]);
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conductor_keeps_its_address_and_a_node_does_not() {
+    fn restarted_conductor_keeps_its_address_and_node_does_not() {
         let mut plan = plan("--engine mock --grpc 127.0.0.1:0", None).unwrap();
         let ready = Ready {
             role: "x".into(),

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exits_are_described() {
+    fn exit_is_described_by_status_or_signal() {
         assert_eq!(describe(ExitStatus::from_raw(2 << 8)), "status 2");
         assert_eq!(describe(ExitStatus::from_raw(9)), "signal 9 (SIGKILL)");
         assert!(ended_as_asked(ExitStatus::from_raw(0)) && ended_as_asked(ExitStatus::from_raw(15)));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_child_has_a_group_of_its_own_and_is_bound_to_this_process() {
+    async fn child_process_has_its_own_process_group() {
         // Field 5 of `stat` is the process group; the shell's own id is $$.
         let script = "read -r _ _ _ _ group _ </proc/$$/stat; echo $$ $group";
         let child = spawn(Path::new("/bin/sh"), &["-c".into(), script.into()]).unwrap();

@@ -61,7 +61,7 @@ impl Fixture {
 const READY: &str = r#"echo 'READY {"role":"x","grpc":"real:1","http":"real:2"}'"#;
 
 #[tokio::test]
-async fn progress_and_readiness_are_told_and_the_rest_is_logged() {
+async fn progress_and_ready_lines_are_reported_and_others_logged() {
     let script = format!("echo PROGRESS 0.5 half; echo hello; echo oops >&2; {READY}; exec sleep 100");
     let mut it = Fixture::new(Role::Prefill, &script);
     assert!(matches!(it.next().await, What::Started(_)));
@@ -73,7 +73,7 @@ async fn progress_and_readiness_are_told_and_the_rest_is_logged() {
 }
 
 #[tokio::test]
-async fn a_process_that_dies_is_reported_and_started_again_ever_later() {
+async fn process_that_dies_is_restarted_with_growing_delay() {
     let mut it = Fixture::new(Role::Prefill, "echo why >&2; exit 3");
     let mut delays = Vec::new();
     for _ in 0..4 {
@@ -92,7 +92,7 @@ async fn a_process_that_dies_is_reported_and_started_again_ever_later() {
 }
 
 #[tokio::test]
-async fn a_killed_process_is_named_by_its_signal() {
+async fn killed_process_is_reported_with_its_signal() {
     let mut it = Fixture::new(Role::Prefill, "exec sleep 100");
     let pid = it.started().await;
     process::send(pid, libc::SIGKILL);
@@ -103,7 +103,7 @@ async fn a_killed_process_is_named_by_its_signal() {
 }
 
 #[tokio::test]
-async fn a_conductor_comes_back_where_it_was() {
+async fn restarted_conductor_listens_at_its_earlier_address() {
     let script =
         format!(r#"echo "$@" >> args; {READY}; [ -e again ] && exec sleep 100; touch again; sleep 0.2; exit 1"#);
     let mut it = Fixture::new(Role::Conductor, &script);
@@ -116,7 +116,7 @@ async fn a_conductor_comes_back_where_it_was() {
 }
 
 #[tokio::test]
-async fn a_process_that_does_not_listen_is_killed() {
+async fn process_that_ignores_sigterm_is_killed() {
     let mut it =
         Fixture::new(Role::Decode, &format!("trap 'echo term >> asked' TERM; {READY}; while :; do sleep 0.02; done"));
     it.until(|what| if let What::Ready(_) = what { Some(()) } else { None }).await;
@@ -138,7 +138,7 @@ async fn wait_for(file: &Path, lines: usize) {
 }
 
 #[tokio::test]
-async fn a_binary_that_cannot_be_started_is_reported() {
+async fn binary_that_cannot_be_started_is_reported() {
     let (sender, mut events) = mpsc::channel(8);
     let spec =
         Spec { name: "it".into(), role: Role::Prefill, program: "/no/binary".into(), args: vec![], listen: vec![] };
@@ -157,7 +157,7 @@ async fn a_binary_that_cannot_be_started_is_reported() {
 }
 
 #[test]
-fn delays_are_capped_however_often_it_fails() {
+fn restart_delay_is_capped() {
     assert_eq!(
         [FAST.delay(0), FAST.delay(1), FAST.delay(31), FAST.delay(u32::MAX)].map(|d| d.as_millis()),
         [20, 40, 80, 80]

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cores_are_the_process_own_if_as_many_as_threads() {
+    fn allowed_cores_are_own_if_as_many_as_threads() {
         // Of this thread alone; its affinity ends with it.
         let of_thread = std::thread::spawn(|| {
             let all = allowed(SELF).unwrap();
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_that_a_parent_has_too_are_not_ones_own() {
+    fn cores_shared_with_the_parent_process_are_not_own() {
         assert!(allowed(SELF).unwrap().len() >= 2, "this test needs two cores");
         // A child inherits the cores of the thread that starts it; the parent's are those of its
         // first thread, which has all.
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_is_not_there_changes_nothing() {
+    fn pinning_to_a_missing_core_changes_nothing() {
         let before = allowed(SELF);
         stay_on(usize::MAX);
         stay_on(libc::CPU_SETSIZE as usize - 1);

@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_lie_apart_on_cache_lines() {
+    fn weight_memory_pieces_are_apart_and_cache_line_aligned() {
         let memory = WeightMemory::new();
         let mut pieces: Vec<_> = [1, 64, 100, MAPPING, 0, MAPPING + 1, 7].map(|len| memory.zeroed(len).unwrap()).into();
         for (i, piece) in pieces.iter_mut().enumerate() {

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_beyond_cannot_be_read() {
+    fn read_beyond_guarded_memory_faults() {
         let [a, b] = [true, false].map(|at_end| Guarded::<[u8; 64]>::at(3, at_end));
         // SAFETY: the last element of one, and the first of the other; what lies beyond is read by
         // a child.

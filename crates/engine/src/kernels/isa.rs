@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fastest_is_the_last() {
+    fn detected_isa_is_the_last_available_one() {
         assert_eq!(Isa::available()[0], Isa::SCALAR);
         assert_eq!(Isa::available().last(), Some(&Isa::detect()));
     }
@@ -208,7 +208,7 @@ mod tests {
 
     /// The sampler has no engine to ask (`tests/environment.rs` asks those).
     #[test]
-    fn the_environment_chooses_the_set_of_the_process() {
+    fn baton_isa_variable_chooses_the_isa_of_the_process() {
         let of_child = |name: &str| {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command.args(["--exact", "kernels::isa::tests::other_process", "--ignored", "--nocapture"]);

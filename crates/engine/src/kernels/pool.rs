@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn many_short_operations_each_run_to_their_end() {
+    fn thread_pool_runs_many_short_operations_to_their_end() {
         for helpers in [1, 3] {
             let pool = Pool::new(helpers).unwrap();
             for round in 0..20_000 {
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn helpers_that_sleep_are_woken() {
+    fn thread_pool_wakes_sleeping_helpers() {
         let pool = Pool::new(1).unwrap();
         for _ in 0..20 {
             let deadline = Instant::now() + Duration::from_secs(20);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_helper_is_the_callers() {
+    fn thread_pool_passes_a_helper_panic_to_the_caller() {
         let pool = Pool::new(1).unwrap();
         let came = AtomicBool::new(false);
         let caller = std::panic::AssertUnwindSafe(|| {

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_begin_on_lines_an_odd_number_apart() {
+    fn row_stride_is_an_odd_number_of_cache_lines() {
         for columns in [1, 16, 17, 576, 1536] {
             let mut rows = Rows::new(columns);
             rows.resize(3);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_kept_move_up_in_their_order() {
+    fn kept_rows_move_up_in_order() {
         let mut rows = Rows::new(17);
         rows.resize(5);
         (0..5).for_each(|row| rows.row_mut(row).fill(row as f32));

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_task_runs_once_and_workers_do_not_overlap() {
+    fn parallel_tasks_run_once_each_and_workers_do_not_overlap() {
         for count in [1, 2, 5] {
             let threads = Threads::new(count).unwrap();
             let workers: Vec<_> = (0..count).map(|_| Mutex::new(Vec::new())).collect();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_cover_the_slice() {
+    fn parallel_chunks_cover_the_slice() {
         let mut data = vec![0; 23];
         let work = |_: usize, index: usize, chunk: &mut [usize]| chunk.iter_mut().for_each(|x| *x += 10 + index);
         Threads::new(2).unwrap().for_each_chunk(&mut data, 5, true, work);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_cover_the_total() {
+    fn parallel_ranges_cover_the_total() {
         let seen = Mutex::new(vec![0; 23]);
         Threads::new(2)
             .unwrap()

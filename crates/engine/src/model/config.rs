@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_bounded_and_named() {
+    fn model_config_sizes_out_of_bounds_are_named() {
         assert_eq!(Limit::HEADS.check("n_head", 9).unwrap(), 9);
         for found in [0, 1025] {
             let error = Limit::HEADS.check("n_head", found).unwrap_err().to_string();

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_done_is_refused_by_name() {
+    fn unsupported_hf_config_is_refused_by_key() {
         let refused = [
             (json!({"hidden_act": "gelu"}), "hidden_act is \"gelu\", but must be \"silu\""),
             (json!({"mlp_bias": true}), "mlp_bias is true, but must be false"),
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_to_write_rope_are_read() {
+    fn old_and_new_rope_keys_of_hf_config_are_read() {
         let old = json!({"rope_theta": 5000.0, "rope_scaling": {"type": "linear", "factor": 2.0}});
         let new = json!({"rope_parameters": {"rope_theta": 5000.0, "rope_type": "linear", "factor": 2.0}});
         let expected = frequencies(5000.0, 8, &RopeScaling::Linear(2.0));
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_follow_the_layer_types_or_the_family() {
+    fn sliding_windows_follow_layer_types_or_model_family() {
         let of = |config: Value, family: usize| with(&config, |k| windows(k, &FAMILIES[family], 3));
         assert_eq!(of(json!({"sliding_window": 9}), 1).unwrap(), [Some(9); 3]);
         assert_eq!(of(json!({"sliding_window": null}), 1).unwrap(), [None; 3]);

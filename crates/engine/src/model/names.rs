@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_the_files() {
+    fn tensor_names_are_those_of_gguf_and_hugging_face() {
         assert_eq!(Names::Gguf.weight(Part::Head, 0), "output.weight");
         assert_eq!(Names::Gguf.bias(Part::Query, 7), "blk.7.attn_q.bias");
         assert_eq!(Names::HuggingFace.weight(Part::Down, 3), "model.layers.3.mlp.down_proj.weight");

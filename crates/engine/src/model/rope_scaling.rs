@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fast_pairs_stay_and_slow_ones_are_divided() {
+    fn rope_scaling_keeps_high_frequencies_and_divides_low_ones() {
         let scaling =
             RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8192.0 };
         let (plain, scaled) = (frequencies(5e5, 128, &RopeScaling::None), frequencies(5e5, 128, &scaling));

@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interleaved_rows_become_halves() {
+    fn interleaved_rope_rows_become_halves() {
         let part = Rows { part: Part::Query, rows: 8, interleaved: Some(4) };
         // A head's rows in the file: pair 0 (a, b), pair 1 (a, b).
         assert_eq!((0..8).map(|row| part.source(row)).collect::<Vec<_>>(), [0, 2, 1, 3, 4, 6, 5, 7]);

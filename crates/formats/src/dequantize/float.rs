@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_half_is_exact() {
+    fn every_f16_converts_to_f32_exactly() {
         for bits in 0..=u16::MAX {
             let expected = half::f16::from_bits(bits);
             let found = f16_to_f32(bits);

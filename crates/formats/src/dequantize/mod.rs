@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_blocks_only() {
+    fn dequantize_takes_whole_blocks_only() {
         for dtype in Dtype::ALL {
             let data = vec![0; dtype.block_bytes() * 2];
             let mut out = vec![1.0; dtype.block_elements() * 2 + 1];

@@ -47,7 +47,7 @@ pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
 }
 
 #[test]
-fn the_peak_is_counted() {
+fn allocation_peak_is_counted() {
     let (len, peak) = peak_of(|| {
         drop(vec![1_u8; 1000]);
         vec![1_u8; 10].len()

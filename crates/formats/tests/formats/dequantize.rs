@@ -6,7 +6,7 @@ use std::path::Path;
 use baton_formats::{Dtype, dequantize};
 
 #[test]
-fn equals_the_reference_bit_for_bit() {
+fn dequantize_equals_the_reference_bit_for_bit() {
     for dtype in Dtype::ALL {
         let fixture = |kind: &str| {
             let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/dequantize/{dtype}.{kind}"));
@@ -25,7 +25,7 @@ fn equals_the_reference_bit_for_bit() {
 }
 
 #[test]
-fn blocks_are_independent() {
+fn dequantize_of_a_block_is_independent_of_others() {
     for dtype in Dtype::ALL {
         let bytes: Vec<_> = (0..dtype.block_bytes() * 3).map(|i| (i * 37 + 11) as u8).collect();
         let mut together = vec![0.0; dtype.block_elements() * 3];

@@ -30,7 +30,7 @@ fn open(files: &[(&str, &[u8])]) -> Result<Safetensors, baton_formats::FormatErr
 const CONFIG: (&str, &[u8]) = ("config.json", br#"{"model_type": "llama"}"#);
 
 #[test]
-fn a_single_file_and_shards_are_read() {
+fn safetensors_folder_of_single_file_or_shards_is_read() {
     let single = open(&[CONFIG, ("model.safetensors", &one_tensor("a", 1.0))]).unwrap();
     assert_eq!(single.config()["model_type"], "llama");
     assert!(single.contains("a"));
@@ -48,7 +48,7 @@ fn a_single_file_and_shards_are_read() {
 }
 
 #[test]
-fn an_incomplete_folder_names_what_it_lacks() {
+fn incomplete_model_folder_names_the_missing_file() {
     let error = open(&[("model.safetensors", &one_tensor("a", 1.0))]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(error.to_string().contains("config.json"), "{error}");
@@ -60,7 +60,7 @@ fn an_incomplete_folder_names_what_it_lacks() {
 }
 
 #[test]
-fn an_index_may_not_lie() {
+fn safetensors_index_that_contradicts_its_shards_is_refused() {
     let with = |index: &str| {
         let index: (&str, &[u8]) = ("model.safetensors.index.json", index.as_bytes());
         open(&[CONFIG, index, ("x-1.safetensors", &one_tensor("a", 1.0)), ("x-2.safetensors", &one_tensor("a", 1.0))])
@@ -79,6 +79,6 @@ fn an_index_may_not_lie() {
 }
 
 #[test]
-fn special_files_are_refused() {
+fn special_file_as_model_is_refused() {
     assert_refused(Safetensors::open(Path::new("/dev/null")), &["/dev/null", "a special file", "a regular file"]);
 }

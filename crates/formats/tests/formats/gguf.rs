@@ -61,7 +61,7 @@ fn ggml_id(dtype: Dtype) -> u32 {
 
 proptest! {
     #[test]
-    fn a_written_file_is_read_back(
+    fn gguf_file_round_trips(
         version in 2..=3_u32,
         alignment in prop_oneof![Just(None), (3..8_u32).prop_map(Some)],
         metadata in btree_map("[a-z][a-z._]{0,20}", prop_oneof![scalar(), array()], 0..8),
@@ -95,7 +95,7 @@ proptest! {
 }
 
 #[test]
-fn typed_getters_convert_what_fits_and_refuse_the_rest() {
+fn gguf_metadata_getters_convert_what_fits_and_refuse_the_rest() {
     let bytes = GgufWriter::new()
         .with("small", Value::U8(200))
         .with("negative", Value::I64(-5))
@@ -134,7 +134,7 @@ fn typed_getters_convert_what_fits_and_refuse_the_rest() {
 }
 
 #[test]
-fn a_missing_tensor_is_named() {
+fn missing_gguf_tensor_is_named() {
     let file = Gguf::parse(GgufWriter::new().tensor("a", &[2]).bytes()).unwrap();
     assert!(file.contains("a") && !file.contains("b"));
     let error = file.tensor("b").unwrap_err();
@@ -142,7 +142,7 @@ fn a_missing_tensor_is_named() {
 }
 
 #[test]
-fn versions_and_byte_orders_are_told_apart() {
+fn unsupported_gguf_version_or_byte_order_is_refused() {
     let version = |version| Gguf::parse(GgufWriter { version, ..GgufWriter::new() }.bytes());
     assert!(version(2).is_ok() && version(3).is_ok());
     assert_refused(version(1), &["version", "found 1", "2 or 3"]);
@@ -153,7 +153,7 @@ fn versions_and_byte_orders_are_told_apart() {
 }
 
 #[test]
-fn doubled_names_are_refused() {
+fn duplicate_gguf_names_are_refused() {
     let keys = GgufWriter::new().with("k", Value::U8(1)).with("j", Value::U8(1)).with("k", Value::U8(1));
     assert_refused(Gguf::parse(keys.bytes()), &["metadata keys", "\"k\" twice"]);
     let tensors = GgufWriter::new().tensor("t", &[8]).tensor("s", &[8]).tensor("t", &[8]);
@@ -163,7 +163,7 @@ fn doubled_names_are_refused() {
 }
 
 #[test]
-fn alignment_is_checked() {
+fn invalid_gguf_alignment_is_refused() {
     for bad in [0, 1, 4, 33, 48, 1 << 22, u32::MAX] {
         let file = GgufWriter::new().with("general.alignment", Value::U32(bad));
         assert_refused(Gguf::parse(file.bytes()), &["general.alignment", &format!("found {bad}"), "a power of two"]);
@@ -173,14 +173,14 @@ fn alignment_is_checked() {
 }
 
 #[test]
-fn a_part_of_a_model_is_refused() {
+fn part_of_a_split_gguf_model_is_refused() {
     let part = |count: u16| Gguf::parse(GgufWriter::new().with("split.count", Value::U16(count)).bytes());
     assert!(part(0).is_ok() && part(1).is_ok());
     assert_refused(part(3), &["\"split.count\"", "found 3", "gguf-split --merge"]);
 }
 
 #[test]
-fn shapes_are_checked() {
+fn invalid_gguf_tensor_shape_is_refused() {
     let refused = |dims: &[u64], dtype: u32, parts: &[&str]| {
         let file = GgufWriter::new().raw_tensor("w", dims, dtype, vec![0; 256]);
         assert_refused(Gguf::parse(file.bytes()), parts);
@@ -200,7 +200,7 @@ fn shapes_are_checked() {
 }
 
 #[test]
-fn offsets_are_checked() {
+fn invalid_gguf_tensor_offset_is_refused() {
     let at = |offset: u64| {
         let mut file = GgufWriter::new().tensor("a", &[16]).tensor("b", &[16]);
         file.tensors[1].offset = Some(offset);
@@ -216,7 +216,7 @@ fn offsets_are_checked() {
 }
 
 #[test]
-fn text_is_utf_8() {
+fn gguf_text_that_is_not_utf8_is_refused() {
     let mut bytes = GgufWriter::new().with("key", Value::String("abcd".into())).bytes();
     let at = bytes.windows(4).position(|window| window == b"abcd").unwrap();
     bytes[at] = 0xff;
@@ -224,7 +224,7 @@ fn text_is_utf_8() {
 }
 
 #[test]
-fn booleans_and_types_have_few_values() {
+fn invalid_gguf_boolean_or_type_is_refused() {
     let valid = GgufWriter::new().with("flag", Value::Bool(true)).bytes();
     let value = 24 + 8 + 4 + 4;
     let with = |at: usize, byte: u8| {
@@ -240,7 +240,7 @@ fn booleans_and_types_have_few_values() {
 }
 
 #[test]
-fn counts_are_bounded_before_memory_is_spent() {
+fn gguf_counts_are_bounded_before_memory_is_allocated() {
     let with = |at: usize, count: u64| {
         let mut bytes = GgufWriter::new().with("list", Value::Array(Array::String(vec!["x".into(); 9]))).bytes();
         bytes[at..at + 8].copy_from_slice(&count.to_le_bytes());

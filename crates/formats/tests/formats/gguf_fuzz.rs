@@ -41,7 +41,7 @@ fn read(bytes: Vec<u8>) -> bool {
 }
 
 #[test]
-fn the_undamaged_file_is_read_and_every_truncation_refused() {
+fn truncated_gguf_is_refused_at_every_length() {
     let valid = small_file();
     assert!(read(valid.clone()));
     for len in 0..valid.len() {
@@ -50,7 +50,7 @@ fn the_undamaged_file_is_read_and_every_truncation_refused() {
 }
 
 #[test]
-fn damage_gives_an_error_or_a_usable_file() {
+fn damaged_gguf_is_refused_or_usable() {
     let (mut usable, mut refused) = (0, 0);
     mutations::each(&small_file(), 20_000, |bytes| if read(bytes) { usable += 1 } else { refused += 1 });
     // Both outcomes are common (a changed weight is no damage); were one rare, the mutations would
@@ -59,7 +59,7 @@ fn damage_gives_an_error_or_a_usable_file() {
 }
 
 #[test]
-fn files_made_to_cost_memory_stay_within_the_bound() {
+fn gguf_made_to_cost_memory_stays_within_the_bound() {
     let strings = Array::String(vec![String::new(); 100_000]);
     assert!(read(GgufWriter::new().with("k", Value::Array(strings)).bytes()));
     let short = Array::String(vec!["x".into(); 100_000]);
@@ -76,7 +76,7 @@ fn files_made_to_cost_memory_stay_within_the_bound() {
 
 /// Counts that the file's length just allows, with nothing behind them.
 #[test]
-fn the_largest_credible_counts_stay_within_the_bound() {
+fn gguf_with_largest_credible_counts_stays_within_the_bound() {
     let mut bytes = GgufWriter::new().with("k", Value::Array(Array::String(vec!["x".repeat(80_000)]))).bytes();
     let len = bytes.len();
     for (at, item) in [(8, 33), (16, 14), (24 + 8 + 1 + 4 + 4, 8)] {

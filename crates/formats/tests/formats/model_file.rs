@@ -18,7 +18,7 @@ fn open(name: &str, content: &[u8]) -> Result<ModelFile, baton_formats::FormatEr
 }
 
 #[test]
-fn magic_and_extension_choose() {
+fn model_format_is_chosen_by_magic_and_extension() {
     let gguf = GgufWriter::new().tensor("a", &[2]).bytes();
     for name in ["model.gguf", "model", "blob.bin"] {
         let model = open(name, &gguf).unwrap();
@@ -36,7 +36,7 @@ fn magic_and_extension_choose() {
 }
 
 #[test]
-fn other_files_are_refused_by_name() {
+fn file_that_is_no_model_is_refused_by_name() {
     assert_refused(open("model.bin", b"PK\x03\x04"), &["model.bin", "a GGUF file", "safetensors"]);
     assert_refused(open("empty", b""), &["empty", "a GGUF file"]);
     assert_refused(open("empty.gguf", b""), &["empty.gguf: magic", "needs 4 bytes, but 0 are left"]);

@@ -34,7 +34,7 @@ fn read(bytes: Vec<u8>) -> bool {
 
 proptest! {
     #[test]
-    fn what_the_reference_writes_is_read_back(
+    fn safetensors_written_by_the_reference_are_read_back(
         tensors in btree_map(".{1,12}", (0..4_usize, vec(0..4_usize, 0..4), any::<u8>()), 0..6),
         note in ".{0,20}",
     ) {
@@ -63,7 +63,7 @@ proptest! {
 }
 
 #[test]
-fn values_are_read() {
+fn safetensors_tensor_values_are_read() {
     let file = Safetensors::parse(file(r#"{"t":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}}"#, 8)).unwrap();
     let mut row = [0.0; 2];
     file.tensor("t").unwrap().dequantize_rows(1..2, &mut row).unwrap();
@@ -73,7 +73,7 @@ fn values_are_read() {
 }
 
 #[test]
-fn lies_about_lengths_are_refused() {
+fn safetensors_with_wrong_lengths_are_refused() {
     let parse = |length: u64, rest: &[u8]| Safetensors::parse([&length.to_le_bytes(), rest].concat());
     assert_refused(Safetensors::parse(vec![0; 7]), &["header length", "needs 8 bytes, but 7 are left"]);
     assert_refused(parse(3, b"{}"), &["header: needs 3 bytes, but 2 are left"]);
@@ -84,7 +84,7 @@ fn lies_about_lengths_are_refused() {
 }
 
 #[test]
-fn lies_about_tensors_are_refused() {
+fn safetensors_with_wrong_tensor_entries_are_refused() {
     let refused =
         |header: &str, data: usize, parts: &[&str]| assert_refused(Safetensors::parse(file(header, data)), parts);
     let one = |dtype: &str, shape: &str, offsets: &str| {
@@ -105,7 +105,7 @@ fn lies_about_tensors_are_refused() {
 }
 
 #[test]
-fn overlaps_and_doubles_are_refused() {
+fn safetensors_with_overlapping_or_duplicate_tensors_are_refused() {
     let two = |a: &str, second: &str, b: &str| {
         let entry = |offsets| format!(r#"{{"dtype":"F32","shape":[2],"data_offsets":{offsets}}}"#);
         Safetensors::parse(file(&format!(r#"{{"a":{},"{second}":{}}}"#, entry(a), entry(b)), 16))
@@ -118,7 +118,7 @@ fn overlaps_and_doubles_are_refused() {
 }
 
 #[test]
-fn damage_gives_an_error_or_a_usable_file() {
+fn damaged_safetensors_are_refused_or_usable() {
     let header = r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"BF16","shape":[4],"data_offsets":[24,32]}}"#;
     let valid = file(header, 32);
     assert!(read(valid.clone()));
@@ -131,7 +131,7 @@ fn damage_gives_an_error_or_a_usable_file() {
 }
 
 #[test]
-fn headers_made_to_cost_memory_stay_within_the_bound() {
+fn safetensors_header_made_to_cost_memory_stays_within_the_bound() {
     let nested = format!(r#"{{"__metadata__":{}{}}}"#, "[".repeat(50_000), "]".repeat(50_000));
     read(file(&nested, 0));
     let zeros = format!(r#"{{"t":{{"dtype":"F32","shape":[{}0],"data_offsets":[0,0]}}}}"#, "0,".repeat(50_000));

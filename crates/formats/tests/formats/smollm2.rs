@@ -12,7 +12,7 @@ fn model() -> String {
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn metadata_is_read() {
+fn smollm2_gguf_metadata_is_read() {
     let model = model();
     let file = Gguf::open(Path::new(&model)).unwrap();
     let metadata = file.metadata();
@@ -29,7 +29,7 @@ fn metadata_is_read() {
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn tensors_are_read() {
+fn smollm2_gguf_tensors_are_read() {
     let model = model();
     let file = ModelFile::open(Path::new(&model)).unwrap();
     assert_eq!(file.tensors().count(), 272);
@@ -49,7 +49,7 @@ fn tensors_are_read() {
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn reading_the_header_costs_a_fraction_of_the_file() {
+fn smollm2_gguf_header_takes_a_fraction_of_the_file_in_memory() {
     let model = model();
     let (file, peak) = peak_of(|| Gguf::open(Path::new(&model)).unwrap());
     assert!((peak as u64) < file.total_bytes() / 8, "{peak} bytes");

@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_seed_is_rendered_or_refused_by_its_own_words() {
+    fn chat_template_seeds_are_rendered_or_refuse_the_conversation() {
         for seed in seeds() {
             let [source, said] = parts(&seed);
             let template = ChatTemplate::from_source(text(source), &Tokenizer::bytes()).expect("a template");

@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_seed_has_its_body_read() {
+    fn http_connection_seeds_have_their_body_read() {
         let server = Server::new();
         let seeds = seeds();
         // The last one takes its request back.

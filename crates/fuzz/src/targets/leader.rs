@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_seed_is_taken() {
+    fn leader_message_seeds_are_valid() {
         for seed in seeds() {
             let (read, bytes) = choice(&seed, READS.len());
             assert_eq!(READS[read](bytes), Some(()), "{read}: {bytes:?}");

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_seed_is_a_model() {
+    fn model_file_seeds_are_valid() {
         for seed in gguf_seeds() {
             Gguf::parse(seed).expect("a valid file");
         }

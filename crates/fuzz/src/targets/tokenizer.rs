@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_seed_is_a_tokenizer() {
+    fn tokenizer_seeds_are_valid() {
         for seed in json_seeds() {
             Tokenizer::from_tokenizer_json(split(&seed).0).expect("a valid file");
         }

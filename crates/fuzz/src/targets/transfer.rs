@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_serves_the_seeds() {
+    fn transfer_frame_seeds_are_served_by_the_owner() {
         const WELCOME: u8 = 64;
         const ACK: u8 = 66;
         const REFUSE: u8 = 67;

@@ -98,7 +98,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn behave_like_deques(operations in prop::collection::vec((0u8..3, 0usize..2, 0u32..8), 0..200)) {
+        fn block_lists_match_deques(operations in prop::collection::vec((0u8..3, 0usize..2, 0u32..8), 0..200)) {
             let (mut lists, mut naive) = (BlockLists::new(8, 2), [VecDeque::new(), VecDeque::new()]);
             for (operation, list, block) in operations {
                 let present = naive.iter().any(|list| list.contains(&block));

@@ -28,22 +28,22 @@ fn order(kind: EvictionKind, prompts: &[&[u8]]) -> Vec<u8> {
 }
 
 #[test]
-fn lru_goes_by_the_last_use() {
+fn lru_evicts_least_recently_used_block_first() {
     assert_eq!(order(EvictionKind::Lru, &[&[1, 2, 3], &[4, 5], &[1, 2]]), [3, 5, 4, 2, 1]);
 }
 
 #[test]
-fn lfu_goes_by_uses_then_by_the_last_use() {
+fn lfu_evicts_least_used_block_first_then_least_recently_used() {
     assert_eq!(order(EvictionKind::Lfu, &[&[1, 2], &[1, 2], &[3, 4, 5], &[6]]), [5, 4, 3, 6, 2, 1]);
 }
 
 #[test]
-fn length_aware_goes_by_uses_then_by_the_place_in_the_prompt() {
+fn length_aware_evicts_least_used_block_first_then_deepest_in_prompt() {
     assert_eq!(order(EvictionKind::LengthAware, &[&[1, 2], &[1, 2], &[6], &[3, 4, 5]]), [5, 4, 6, 3, 2, 1]);
 }
 
 #[test]
-fn lhd_knows_nothing_at_first_and_goes_by_the_last_use() {
+fn lhd_without_history_evicts_in_lru_order() {
     assert_eq!(order(EvictionKind::Lhd, &[&[1, 2, 3], &[4, 5], &[1, 2]]), [3, 5, 4, 2, 1]);
 }
 
@@ -65,13 +65,13 @@ fn times_kept(kind: EvictionKind) -> usize {
 }
 
 #[test]
-fn lhd_learns_that_what_was_used_often_is_used_again() {
+fn lhd_keeps_often_used_prompt_that_lru_evicts() {
     assert_eq!(times_kept(EvictionKind::Lru), 39);
     assert!(times_kept(EvictionKind::Lhd) > 80, "{}", times_kept(EvictionKind::Lhd));
 }
 
 #[test]
-fn policies_have_names() {
+fn eviction_policy_names_parse_and_error_lists_them() {
     for kind in EvictionKind::ALL {
         assert_eq!(kind.as_str().parse(), Ok(kind));
     }
@@ -80,7 +80,7 @@ fn policies_have_names() {
 }
 
 #[test]
-fn a_tier_without_room_takes_nothing() {
+fn tier_cache_of_zero_capacity_stores_nothing() {
     let mut cache = TierCache::new(0, EvictionKind::default());
     assert_eq!(cache.insert(hash(1), Position { depth: 0, length: 1 }), Some(hash(1)));
     assert_eq!(cache.insert_prompt(&chain(1..4)), []);
@@ -162,7 +162,7 @@ fn path(node: u32, length: usize) -> Vec<BlockHash> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
-    fn books_balance_and_the_same_happens_twice(
+    fn eviction_policies_match_model_and_are_deterministic(
         operations in prop::collection::vec((0u8..8, 0..BLOCKS, any::<u8>()), 0..300),
     ) {
         for kind in EvictionKind::ALL {
@@ -171,7 +171,7 @@ proptest! {
     }
 
     #[test]
-    fn a_tier_is_bounded_and_children_go_before_their_parents(
+    fn tier_cache_is_bounded_and_evicts_children_before_parents(
         capacity in 1u32..12,
         prompts in prop::collection::vec((0u32..81, 1usize..5), 1..150),
     ) {
@@ -195,7 +195,7 @@ proptest! {
     }
 
     #[test]
-    fn a_tier_fed_block_by_block_is_bounded(
+    fn tier_cache_filled_block_by_block_is_bounded(
         capacity in 0u32..6,
         operations in prop::collection::vec((0u8..3, 0u8..10), 0..200),
     ) {

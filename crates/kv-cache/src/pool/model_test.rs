@@ -25,7 +25,7 @@ fn cached_chain(num_blocks: u32) -> (BlockPool, Vec<BlockId>) {
 }
 
 #[test]
-fn free_blocks_go_first_then_children_before_parents() {
+fn pool_allocates_free_blocks_first_then_evicts_children_before_parents() {
     let (mut pool, blocks) = cached_chain(4);
     assert_eq!(pool.allocate(1).unwrap(), [BlockId(3)]);
     assert_eq!(pool.allocate(2).unwrap(), [blocks[2], blocks[1]]);
@@ -36,7 +36,7 @@ fn free_blocks_go_first_then_children_before_parents() {
 }
 
 #[test]
-fn what_only_the_tier_below_holds_is_told_unless_it_is_kept() {
+fn kv_events_include_blocks_of_the_ssd_tier_unless_kept_private() {
     for told in [true, false] {
         let mut pool = BlockPool::new(1, 64);
         if !told {
@@ -65,7 +65,7 @@ fn what_only_the_tier_below_holds_is_told_unless_it_is_kept() {
 }
 
 #[test]
-fn the_first_holder_of_a_hash_wins_and_the_duplicate_is_freed() {
+fn second_block_of_a_cached_hash_is_freed_on_release() {
     let mut pool = BlockPool::new(2, 64);
     let blocks = pool.allocate(2).unwrap();
     assert!(pool.complete(blocks[0], hash(1), None));
@@ -76,7 +76,7 @@ fn the_first_holder_of_a_hash_wins_and_the_duplicate_is_freed() {
 }
 
 #[test]
-fn a_promise_is_kept_against_all_other_requests() {
+fn reserved_blocks_are_refused_to_other_requests() {
     let (mut pool, blocks) = cached_chain(4);
     let mut room = pool.reserve(3).unwrap();
     assert!(pool.allocate(2).is_err());
@@ -107,7 +107,7 @@ fn quarantined_blocks_are_unusable_until_fenced() {
 }
 
 #[test]
-fn what_was_used_lately_does_not_make_room_for_what_may_wait() {
+fn cold_allocation_does_not_evict_recently_used_blocks() {
     let (mut pool, start) = (BlockPool::new(4, 64), Instant::now());
     let minute = Duration::from_secs(60);
     pool.pass_time(start);
@@ -141,7 +141,7 @@ fn what_was_used_lately_does_not_make_room_for_what_may_wait() {
 }
 
 #[test]
-fn integrity_names_the_block_that_leaked() {
+fn pool_integrity_check_names_leaked_block() {
     let mut pool = BlockPool::new(2, 64);
     let blocks = pool.allocate(1).unwrap();
     let error = pool.check_integrity_with([], 0).unwrap_err();
@@ -152,7 +152,7 @@ fn integrity_names_the_block_that_leaked() {
 }
 
 #[test]
-fn a_log_that_runs_over_ends_in_a_snapshot() {
+fn kv_event_log_overflow_is_followed_by_a_snapshot() {
     let mut pool = BlockPool::new(8, 2);
     for (n, block) in (1..).zip(pool.allocate(4).unwrap()) {
         pool.complete(block, hash(n), None);
@@ -165,7 +165,7 @@ fn a_log_that_runs_over_ends_in_a_snapshot() {
 
 #[test]
 #[should_panic(expected = "cannot be released")]
-fn a_double_release_is_a_bug() {
+fn releasing_a_block_twice_panics() {
     let (mut pool, blocks) = cached_chain(4);
     pool.release(&blocks);
 }
@@ -265,7 +265,7 @@ fn step(pool: &mut BlockPool, naive: &mut Naive, now: Instant, operation: u8, a:
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
-    fn books_balance_under_any_sequence_of_operations(
+    fn block_pool_matches_model_under_random_operations(
         capacity in 0usize..12,
         policy in prop::sample::select(&EvictionKind::ALL[..]),
         operations in prop::collection::vec((0u8..10, any::<u8>()), 1..120),

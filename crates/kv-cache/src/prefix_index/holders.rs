@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_sets_are_one_and_unused_ones_go() {
+    fn equal_holder_sets_are_shared_and_unused_ones_are_dropped() {
         let mut sets = HolderSets::new();
         let one = sets.with(None, 3);
         assert_eq!((one, sets.with(Some(one), 3)), (Holders::one(3), one), "it is among them");
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_say_what_was_put_in() {
+    fn holders_encode_one_node_two_nodes_or_a_set() {
         assert_eq!(Holders::one(u16::MAX).kind(), Kind::One(u16::MAX));
         assert_eq!(Holders::two(0x7fff, 3).unwrap().kind(), Kind::Two([3, 0x7fff]));
         assert_eq!(Holders::two(0, 1).unwrap().kind(), Kind::Two([0, 1]));
@@ -318,14 +318,14 @@ mod tests {
     }
 
     #[test]
-    fn a_set_is_48_bytes() {
+    fn holder_set_is_48_bytes() {
         assert_eq!(size_of::<HolderSet>(), 48);
     }
 
     proptest! {
         /// With slots that two fit into a number of, and with slots that do not.
         #[test]
-        fn equals_sets(operations in prop::collection::vec((any::<bool>(), 0usize..3, 0u16..30), 0..200)) {
+        fn holder_sets_match_btree_sets(operations in prop::collection::vec((any::<bool>(), 0usize..3, 0u16..30), 0..200)) {
             let mut sets = HolderSets::new();
             let mut blocks: [(Option<Holders>, BTreeSet<u16>); 3] = Default::default();
             for (join, block, slot) in operations {

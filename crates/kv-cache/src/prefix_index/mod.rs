@@ -500,7 +500,7 @@ mod tests {
     const ONE: Generation = Generation(1);
 
     #[test]
-    fn a_gap_empties_the_node_until_its_snapshot() {
+    fn kv_event_gap_empties_node_in_prefix_index_until_snapshot() {
         let index = PrefixIndex::new(100);
         assert_eq!(index.apply(&node(0), ONE, 0, &[stored(1)]), Applied::Stale, "no node said that it is here");
         index.add_node(&node(0), ONE);
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_in_parts_is_one() {
+    fn prefix_index_applies_snapshot_in_parts_as_one() {
         let index = PrefixIndex::new(100);
         index.add_node(&node(0), ONE);
         index.apply(&node(0), ONE, 0, &[stored(9)]);
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_generation_replaces_the_old_for_good() {
+    fn prefix_index_refuses_old_generation_after_a_new_one() {
         let index = PrefixIndex::new(100);
         let slot = index.add_node(&node(0), ONE);
         index.apply(&node(0), ONE, 0, &[stored(1)]);
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_old_counts_as_nothing_until_a_snapshot() {
+    fn expired_node_has_no_prefix_match_until_snapshot() {
         let index = PrefixIndex::new(100);
         let before = index.add_node(&node(0), ONE);
         index.apply(&node(0), ONE, 0, &[stored(1)]);
@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn lookups_and_departures_go_on_while_events_are_applied() {
+    fn prefix_index_lookups_and_removals_run_while_events_are_applied() {
         let index = PrefixIndex::new(1 << 20);
         let events: Vec<_> = (0..200).map(stored).collect();
         let chain: Vec<_> = (0..200).map(hash).collect();
@@ -593,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_cannot_fill_the_memory_and_slots_are_used_again() {
+    fn prefix_index_bounds_blocks_per_node_and_reuses_slots() {
         let index = PrefixIndex::new(2);
         for n in 0..130 {
             index.add_node(&node(n), ONE);
@@ -660,7 +660,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equals_a_naive_model_whatever_becomes_of_the_events(
+        fn prefix_index_matches_model_with_lost_and_repeated_events(
             operations in prop::collection::vec((0usize..3, 0u8..10, 0u8..6, 0u64..4), 0..200),
             chain in prop::collection::vec(0u8..6, 0..6),
         ) {
@@ -728,7 +728,7 @@ mod tests {
         }
 
         #[test]
-        fn equals_a_map_of_sets(
+        fn prefix_index_matches_map_of_sets(
             operations in prop::collection::vec((0usize..3, 0u8..5, 0u8..6), 0..150),
             chain in prop::collection::vec(0u8..6, 0..6),
         ) {

@@ -328,14 +328,14 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_16_bytes_and_four_are_a_line() {
+    fn block_table_entry_is_16_bytes_and_four_fill_a_cache_line() {
         assert_eq!((size_of::<Entry>(), size_of::<Line>()), (16, 64));
     }
 
     proptest! {
         /// In one part, with homes that collide, growing and shrinking.
         #[test]
-        fn a_part_equals_a_map(operations in prop::collection::vec((0u64..60, prop::option::of(0u16..9)), 0..400)) {
+        fn block_table_part_matches_hash_map(operations in prop::collection::vec((0u64..60, prop::option::of(0u16..9)), 0..400)) {
             let (mut part, mut map) = (Part::default(), HashMap::new());
             for (n, value) in operations {
                 let key = Key { mixed: (n % 7) << 45 | n, tag: n as u32 };
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn hashes_that_differ_anywhere_are_told_apart() {
+    fn block_hashes_differing_in_any_byte_have_distinct_keys() {
         let table = BlockTable::new();
         let base = [7; 16];
         for byte in 0..16 {

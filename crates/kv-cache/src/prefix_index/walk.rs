@@ -181,7 +181,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn those_among_the_members_are_kept(
+        fn prefix_walk_keeps_only_nodes_that_hold_the_block(
             nodes in prop::collection::btree_set(0u16..200, 0..100),
             members in prop::collection::btree_set(0u16..200, 0..100),
         ) {
@@ -195,7 +195,7 @@ mod tests {
         /// Nodes that hold the beginning of a chain are found with as many blocks as they hold,
         /// however long it is.
         #[test]
-        fn of_long_chains_the_beginnings_are_found(
+        fn prefix_walk_finds_cached_length_of_each_node_in_long_chain(
             blocks in 1u64..3000,
             held in prop::collection::vec(0u64..3000, 1..8),
         ) {

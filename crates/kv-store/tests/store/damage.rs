@@ -51,7 +51,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn damaged_files_are_misses_never_wrong_bytes(damages in damages(), reopened: bool) {
+    fn damaged_store_files_are_misses_never_wrong_bytes(damages in damages(), reopened: bool) {
         let folder = tempfile::tempdir().unwrap();
         let options = with_slots(&SMALL, SLOTS);
         let mut store = open(folder.path(), &options);
@@ -79,7 +79,7 @@ proptest! {
 }
 
 #[test]
-fn a_damaged_record_is_dropped_and_counted_and_the_others_stay() {
+fn damaged_record_is_dropped_and_counted_and_others_stay() {
     let folder = tempfile::tempdir().unwrap();
     let options = with_slots(&SMALL, SLOTS);
     let mut store = open(folder.path(), &options);
@@ -104,7 +104,7 @@ fn a_damaged_record_is_dropped_and_counted_and_the_others_stay() {
 }
 
 #[test]
-fn a_header_over_another_records_bytes_is_found_out() {
+fn record_under_header_of_another_is_corrupt() {
     let folder = tempfile::tempdir().unwrap();
     let options = with_slots(&SMALL, 2);
     let mut store = open(folder.path(), &options);

@@ -12,7 +12,7 @@ use crate::records::{SMALL, numbers, open, put_all, put_ok, read, with_slots};
 const SLOTS: u64 = 4;
 
 #[test]
-fn records_survive_in_the_order_in_which_they_were_put() {
+fn records_survive_reopen_in_put_order() {
     let folder = tempfile::tempdir().unwrap();
     let options = with_slots(&SMALL, SLOTS);
     let mut store = open(folder.path(), &options);
@@ -31,7 +31,7 @@ fn records_survive_in_the_order_in_which_they_were_put() {
 }
 
 #[test]
-fn a_second_store_in_the_folder_is_refused_by_name() {
+fn second_store_in_a_folder_is_refused_with_folder_name() {
     let folder = tempfile::tempdir().unwrap();
     let options = with_slots(&SMALL, SLOTS);
     let mut store = open(folder.path(), &options);
@@ -47,7 +47,7 @@ fn a_second_store_in_the_folder_is_refused_by_name() {
 }
 
 #[test]
-fn another_process_keeps_the_folder_until_it_dies() {
+fn store_folder_is_locked_until_other_process_dies() {
     let folder = tempfile::tempdir().unwrap();
     let options = with_slots(&SMALL, SLOTS);
     let mut other = OtherProcess::start("hold", folder.path());
@@ -58,7 +58,7 @@ fn another_process_keeps_the_folder_until_it_dies() {
 }
 
 #[test]
-fn records_of_another_kind_are_discarded_and_other_files_left_alone() {
+fn records_of_other_layout_are_discarded_and_foreign_files_kept() {
     let options = with_slots(&SMALL, SLOTS);
     let others = [
         StoreOptions { fingerprint: [9; 16], ..options.clone() },
@@ -84,7 +84,7 @@ fn records_of_another_kind_are_discarded_and_other_files_left_alone() {
 }
 
 #[test]
-fn a_smaller_capacity_cuts_the_files_and_a_larger_one_keeps_all() {
+fn smaller_capacity_truncates_files_and_larger_keeps_records() {
     let folder = tempfile::tempdir().unwrap();
     let options = with_slots(&SMALL, SLOTS);
     let mut store = open(folder.path(), &options);
@@ -105,7 +105,7 @@ fn a_smaller_capacity_cuts_the_files_and_a_larger_one_keeps_all() {
 }
 
 #[test]
-fn truncated_and_missing_files_lose_only_what_was_in_them() {
+fn truncated_or_missing_files_lose_only_their_own_records() {
     let folder = tempfile::tempdir().unwrap();
     let options = with_slots(&SMALL, SLOTS);
     let fill = || {
@@ -133,7 +133,7 @@ fn truncated_and_missing_files_lose_only_what_was_in_them() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_used_is_named() {
+fn unusable_store_folder_is_named_in_error() {
     let folder = tempfile::tempdir().unwrap();
     let options = with_slots(&SMALL, SLOTS);
     let file = folder.path().join("file");
@@ -149,7 +149,7 @@ fn a_folder_that_cannot_be_used_is_named() {
 
 #[test]
 #[ignore = "needs a user who may not write everywhere: not root"]
-fn a_folder_without_write_permission_is_named() {
+fn store_folder_without_write_permission_is_named_in_error() {
     let folder = tempfile::tempdir().unwrap();
     let closed = folder.path().join("closed");
     fs::create_dir(&closed).unwrap();
@@ -159,7 +159,7 @@ fn a_folder_without_write_permission_is_named() {
 }
 
 #[test]
-fn conversations_are_for_their_owner_only() {
+fn store_files_are_readable_by_owner_only() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a/b");
     drop(open(&path, &with_slots(&SMALL, SLOTS)));

@@ -98,18 +98,18 @@ fn on_a_small_disk(role: &str) {
 
 #[test]
 #[ignore = "needs to mount a file system: unshare -rm"]
-fn a_full_disk_fails_one_put_and_records_replace_others() {
+fn full_disk_fails_one_put_and_later_records_replace_others() {
     on_a_small_disk("fill");
 }
 
 #[test]
 #[ignore = "needs to mount a file system: unshare -rm"]
-fn room_that_comes_back_is_used() {
+fn freed_disk_space_is_used_again() {
     on_a_small_disk("fill-and-free");
 }
 
 #[test]
-fn a_limit_of_the_file_size_is_a_full_disk() {
+fn file_size_limit_is_handled_like_a_full_disk() {
     let folder = tempfile::tempdir().unwrap();
     let limit = r#"trap "" XFSZ && ulimit -f 6000 && exec "$@""#;
     let other = OtherProcess::start_under(&["sh", "-c", limit, "sh"], "fill", folder.path());

@@ -27,7 +27,7 @@ pub fn write_for_ever(folder: &Path) {
 }
 
 #[test]
-fn a_process_that_is_killed_leaves_whole_records_and_loses_one_at_most() {
+fn killed_process_leaves_whole_records_and_loses_one_at_most() {
     let folder = tempfile::tempdir().unwrap();
     let options = with_slots(&LARGE, SLOTS);
     let mut random = Random(1);

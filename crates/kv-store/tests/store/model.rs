@@ -169,7 +169,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn the_store_does_what_the_model_does(steps in steps()) {
+    fn kv_store_matches_model_under_random_steps(steps in steps()) {
         let mut pair = Pair::new();
         for step in &steps {
             pair.take(step);

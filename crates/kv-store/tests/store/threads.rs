@@ -43,7 +43,7 @@ fn work(jobs: &Mutex<Receiver<Job>>, done: &Sender<Done>) {
 }
 
 #[test]
-fn handles_on_other_threads_never_meet_in_a_slot() {
+fn readers_and_writers_on_threads_never_share_a_store_slot() {
     let folder = tempfile::tempdir().unwrap();
     let options = with_slots(&LARGE, SLOTS);
     let mut store = open(folder.path(), &options);
@@ -89,7 +89,7 @@ fn handles_on_other_threads_never_meet_in_a_slot() {
 }
 
 #[test]
-fn a_held_record_stays_and_a_put_is_refused_if_all_are_held() {
+fn record_being_read_stays_and_put_is_refused_if_all_are_being_read() {
     let folder = tempfile::tempdir().unwrap();
     let options = with_slots(&SMALL, 2);
     let mut store = open(folder.path(), &options);
@@ -112,7 +112,7 @@ fn a_held_record_stays_and_a_put_is_refused_if_all_are_held() {
 }
 
 #[test]
-fn a_record_is_here_once_its_write_is_committed() {
+fn record_is_found_once_its_write_is_committed() {
     let folder = tempfile::tempdir().unwrap();
     let options = with_slots(&SMALL, 2);
     let mut store = open(folder.path(), &options);
@@ -126,7 +126,7 @@ fn a_record_is_here_once_its_write_is_committed() {
 }
 
 #[test]
-fn a_dropped_reservation_or_outcome_gives_its_slot_back() {
+fn dropped_reservation_or_write_outcome_frees_its_slot() {
     let folder = tempfile::tempdir().unwrap();
     let options = with_slots(&SMALL, 1);
     let mut store = open(folder.path(), &options);
@@ -140,7 +140,7 @@ fn a_dropped_reservation_or_outcome_gives_its_slot_back() {
 }
 
 #[test]
-fn bad_arguments_are_refused_and_cost_nothing() {
+fn bad_store_arguments_are_refused_and_take_no_slot() {
     let folder = tempfile::tempdir().unwrap();
     let options = with_slots(&SMALL, 1);
     let mut store = open(folder.path(), &options);

@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_table_closes_the_connection_that_waited_longest() {
+    fn full_connection_table_closes_the_longest_idle_connection() {
         let connections = Connections::new(2);
         let now = crate::now();
         let first = connections.enter(now).unwrap();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_is_closed_while_a_request_begins_is_counted_once() {
+    fn connection_closed_as_its_request_begins_is_counted_once() {
         let connections = Connections::new(1);
         let slot = connections.enter(crate::now()).unwrap();
         assert!(connections.close_longest_idle());
@@ -244,13 +244,13 @@ mod tests {
     }
 
     #[test]
-    fn some_descriptors_are_left() {
+    fn connection_limit_leaves_file_descriptors_free() {
         assert_eq!([100, 256, 20_000].map(within), [36, 192, 15_000]);
         assert_eq!(within(3), 1);
     }
 
     #[test]
-    fn failures_wait_ever_longer_and_are_told_now_and_then() {
+    fn accept_backoff_grows_to_a_bound_and_warns_now_and_then() {
         let (mut backoff, now) = (Backoff::default(), crate::now());
         let waits: Vec<_> = (0..12).map(|_| backoff.on_failure(now)).collect();
         assert_eq!(waits[0], (Duration::from_millis(5), true));

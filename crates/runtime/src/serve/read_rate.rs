@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_read_at_its_rate_and_a_little_at_once() {
+    fn port_reads_above_its_rate_wait_after_a_small_burst() {
         let start = crate::now() + Duration::from_secs(9);
         let read_rate = ReadRate::new(start);
         assert_eq!(read_rate.read(256 << 10, start), None, "1 ms");

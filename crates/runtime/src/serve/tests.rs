@@ -102,7 +102,7 @@ async fn read_to_end(stream: &mut TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn a_silent_connection_is_closed_and_so_is_half_a_header() {
+async fn silent_connection_and_half_sent_header_are_closed() {
     let limits = ConnectionLimits { first_request: SHORT, ..ConnectionLimits::default() };
     let server = Server::start(limits, 8).await;
     assert_eq!(read_to_end(&mut server.connect().await).await, "");
@@ -113,7 +113,7 @@ async fn a_silent_connection_is_closed_and_so_is_half_a_header() {
 }
 
 #[tokio::test]
-async fn a_request_may_take_longer_than_a_connection_may_be_idle() {
+async fn request_may_take_longer_than_the_idle_timeout() {
     let limits = ConnectionLimits { first_request: SHORT, idle: SHORT, ..ConnectionLimits::default() };
     let server = Server::start(limits, 8).await;
     let _asked = server.ask("/never").await;
@@ -125,7 +125,7 @@ async fn a_request_may_take_longer_than_a_connection_may_be_idle() {
 }
 
 #[tokio::test]
-async fn silent_connections_give_way_and_busy_ones_do_not() {
+async fn idle_connections_are_closed_for_new_ones_and_busy_ones_stay() {
     let server = Server::start(ConnectionLimits::default(), 3).await;
     let _busy = server.ask("/never").await;
     server.open_requests(1).await;
@@ -146,7 +146,7 @@ async fn silent_connections_give_way_and_busy_ones_do_not() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_is_ended() {
+async fn client_that_does_not_read_is_disconnected() {
     let limits = ConnectionLimits { stall: SHORT, ..ConnectionLimits::default() };
     let server = Server::start(limits, 8).await;
     let mut slow = server.ask("/endless").await;
@@ -157,7 +157,7 @@ async fn a_client_that_does_not_read_is_ended() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_is_noticed_behind_a_pipelined_request() {
+async fn client_disconnect_is_noticed_behind_a_pipelined_request() {
     let server = Server::start(ConnectionLimits::default(), 8).await;
     let mut stream = server.ask("/never").await;
     server.open_requests(1).await;
@@ -167,7 +167,7 @@ async fn a_client_that_leaves_is_noticed_behind_a_pipelined_request() {
 }
 
 #[tokio::test]
-async fn an_answer_before_the_end_of_a_body_arrives() {
+async fn response_sent_before_the_request_body_ends_arrives() {
     let server = Server::start(ConnectionLimits::default(), 8).await;
     let mut stream = server.connect().await;
     let head = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", 64 << 20);
@@ -185,7 +185,7 @@ async fn an_answer_before_the_end_of_a_body_arrives() {
 }
 
 #[tokio::test]
-async fn large_headers_are_refused() {
+async fn large_request_headers_are_refused_with_431() {
     let server = Server::start(ConnectionLimits::default(), 8).await;
     let header = "x".repeat(64 << 10);
     let many = "a: b\r\n".repeat(100);
@@ -205,7 +205,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_drain_asks_peers_to_go_elsewhere_and_lets_requests_go_on() {
+async fn drain_sends_goaway_and_lets_open_requests_go_on() {
     let server = Server::speaking(Protocol::Http2, ConnectionLimits::default(), 8).await;
     let mut peer = server.connect().await;
     // HPACK (RFC 7541 appendix A): GET, http, path /never, authority x.
@@ -227,7 +227,7 @@ async fn a_drain_asks_peers_to_go_elsewhere_and_lets_requests_go_on() {
 }
 
 #[tokio::test]
-async fn callers_of_a_gateway_who_all_leave_at_once_do_not_end_its_connection() {
+async fn many_http2_stream_resets_do_not_close_the_connection() {
     // HPACK (RFC 7541 appendix A): GET / over http, authority x.
     const GET: &[u8] = &[0x82, 0x84, 0x86, 0x41, 1, b'x'];
     let (headers, reset, settings, end) = (1, 3, 4, 0x5);
@@ -248,7 +248,7 @@ async fn callers_of_a_gateway_who_all_leave_at_once_do_not_end_its_connection() 
 }
 
 #[tokio::test]
-async fn the_end_of_the_process_ends_idle_connections_and_waits_for_requests() {
+async fn shutdown_closes_idle_connections_and_waits_for_requests() {
     let server = Server::start(ConnectionLimits::default(), 8).await;
     let mut silent = server.connect().await;
     let asked = server.ask("/never").await;
@@ -261,7 +261,7 @@ async fn the_end_of_the_process_ends_idle_connections_and_waits_for_requests() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_still_being_sent_does_not_hold_the_end_up() {
+async fn half_sent_request_does_not_delay_shutdown() {
     let server = Server::start(ConnectionLimits::default(), 8).await;
     let mut trickles = server.connect().await;
     trickles.write_all(b"GET / HTTP/1.1\r\nho").await.unwrap();

@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn each_policy_looks_at_its_own_estimates() {
+    fn each_admission_policy_refuses_by_its_own_estimates() {
         let (fine, slow) = (assessment(), DecodeLoad { tbt: SECOND, tbt_high: SECOND, kv_share: 0.5, others: 3.0 });
         let full = Some(DecodeLoad { kv_share: 1.1, ..fine.decode_now.unwrap() });
         assert_eq!(verdicts(&fine), [true; 3]);
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn loads_are_latencies_over_their_objectives() {
+    fn prefill_load_is_latency_over_objective_or_longest_wait() {
         let fine = assessment();
         assert_eq!(fine.prefill_load(), 0.1);
         let waits = Assessment { slo: Slo::default(), ahead: 15 * SECOND, ..fine };
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_estimate_and_objective() {
+    fn admission_refusal_names_estimate_and_objective() {
         let late = Assessment { ttft: 31 * SECOND, ..assessment() };
         let excess = Early.admit(&late).unwrap_err();
         assert_eq!(excess.to_string(), "the time to first token would be 31.0s, the objective is 30s");
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_after_waiting_names_the_whole_objective_and_what_is_left() {
+    fn admission_refusal_after_waiting_names_objective_and_time_left() {
         let slo = Slo { ttft: Some(Ttft(SECOND * 3 / 10)), tbt: None };
         let held = Assessment { slo, waited: SECOND / 4, ttft: SECOND / 5, ttft_high: SECOND / 5, ..assessment() };
         let expected = "the time to first token would be 200.0ms, the objective is 300ms, of which 50.0ms are left";
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_have_names() {
+    fn admission_policy_names_parse_and_error_lists_them() {
         for kind in AdmissionKind::ALL {
             assert_eq!(kind.as_str().parse(), Ok(kind));
         }

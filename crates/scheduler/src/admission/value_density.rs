@@ -158,14 +158,14 @@ mod tests {
     }
 
     #[test]
-    fn under_overload_what_takes_most_for_its_worth_goes() {
+    fn value_density_refuses_most_work_for_its_value_under_overload() {
         assert_eq!(taken(4, 0), 100, "there is time for all");
         assert_eq!(taken(100, 0), 0);
         assert_eq!(taken(100, 10), 100, "priority is worth");
     }
 
     #[test]
-    fn after_a_burst_a_request_that_is_alone_is_taken_in() {
+    fn value_density_admits_a_lone_request_after_a_burst() {
         let (mut policy, start) = (ValueDensity::default(), assessment().now);
         let busy = |n: u32| Assessment { now: start + n * SECOND / 100, ttft: 20 * SECOND, ..assessment() };
         let _ = (0..512).filter(|n| policy.admit(&busy(*n)).is_ok()).count();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_objective_a_short_queue_refuses_no_request() {
+    fn value_density_without_objective_admits_to_a_short_queue() {
         let (mut policy, start) = (ValueDensity::default(), assessment().now);
         let busy = |n: u32| Assessment {
             now: start + n * SECOND / 100,
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_pass_is_queued_while_the_objective_leaves_time() {
+    fn value_density_queues_request_while_objective_leaves_time() {
         let policy = ValueDensity::default();
         let (slo, room) = (assessment().slo, Excess::KvBlocks { share: 1.1 });
         assert_eq!(policy.queue_for(slo, 10 * SECOND, &room), Some(HOLD));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn an_objective_close_to_a_step_is_kept_with_a_margin_but_not_against_one_alone() {
+    fn value_density_keeps_tbt_margin_except_for_a_lone_sequence() {
         let taken = |tbt_high: Duration, others: f64| {
             let load = Some(DecodeLoad { tbt: tbt_high, tbt_high, kv_share: 0.5, others });
             ValueDensity::default().admit(&Assessment { decode_expected: load, ..assessment() }).is_ok()
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_token_is_kept_back_only_if_the_gap_after_it_would_be_too_long() {
+    fn first_token_smoothing_is_used_only_if_the_next_gap_is_too_long() {
         let policy = ValueDensity::default();
         let with = |tbt: Duration| {
             let load = Some(DecodeLoad { tbt, tbt_high: tbt, kv_share: 0.5, others: 3.0 });

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_of_which_one_token_is_wanted_needs_room_for_one_token() {
+    fn one_token_request_at_decode_node_needs_room_for_one_token() {
         let now = Instant::now();
         let mut cluster = alone(now);
         let placed = place(&mut cluster, now, &one_token(0, 511)).unwrap();
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn full_decode_nodes_are_why_prompts_wait() {
+    fn prompt_is_refused_as_overloaded_if_decode_nodes_are_full() {
         let now = Instant::now();
         // What has no room waits in one of the node's 12 sequence slots.
         for (prompt_tokens, fit) in [(320, 12), (16, 12)] {
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_prefill_node_a_decode_node_computes_prompts_if_that_is_wanted() {
+    fn decode_node_computes_prompts_as_fallback_without_a_prefill_node() {
         let now = Instant::now();
         let mut never = with_prompts_at_decode(now, PromptsAtDecode::Never, &[]);
         assert_eq!(
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_prompt_is_computed_at_a_decode_node_that_it_does_not_disturb() {
+    fn short_prompt_goes_to_decode_node_whose_objectives_it_keeps() {
         let now = Instant::now();
         let mut cluster = with_prompts_at_decode(now, PromptsAtDecode::Short, &["p0"]);
         let short = |n| PlacementRequest { prompt_tokens: 32, ..request(n, &[]) };
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_of_a_decode_node_is_not_shorter_for_a_prompt() {
+    fn prompt_at_decode_node_takes_at_least_a_decode_step() {
         let now = Instant::now();
         let prompts_at_decode = PromptsAtDecode::Short;
         let config = ClusterConfig { prompts_at_decode, takes_partial_prefills: false, ..ClusterConfig::default() };

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_declared_is_charged_once_and_given_back() {
+    fn declared_request_is_charged_once_and_released_when_it_ends() {
         let now = Instant::now();
         let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
         cluster.declare(now, &declared());
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_decodes_is_charged_where_it_decodes() {
+    fn declared_decoding_request_is_charged_at_its_decode_node_only() {
         let now = Instant::now();
         let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
         cluster.declare(now, &Declared { prefill: None, first_token_ago: Some(SECOND), ..declared() });
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_that_is_gone_is_not_charged() {
+    fn declared_request_of_lost_generation_is_not_charged() {
         let now = Instant::now();
         let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
         cluster.on_node_left(now, &id("p0"), Generation(1));

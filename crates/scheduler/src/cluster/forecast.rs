@@ -91,7 +91,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn a_cluster_opens_again_after_predictions_that_were_far_off() {
+    fn admission_recovers_once_wrong_ttft_predictions_expire() {
         let mut now = Instant::now();
         let mut cluster = cluster(now, PlacementKind::default());
         // Each takes 0.8 s, and is predicted to take 0.2 s.

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_class_computed_does_not_count_as_cached() {
+    fn prefix_of_other_kv_class_does_not_count_as_cached() {
         let now = Instant::now();
         let mut cluster = cluster(now);
         assert_eq!(holders(&cluster, now), named(["d1", "d1"]));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn an_output_goes_on_in_its_class_if_it_can() {
+    fn resumed_output_prefers_decode_nodes_of_its_kv_class() {
         let now = Instant::now();
         let mut cluster = cluster(now);
         cluster.on_node_left(now, &id("d0"), Generation(1));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_leaves_a_holder_alone_that_failed_it_and_comes_back() {
+    fn failed_prefix_holder_is_avoided_by_its_reader_for_a_while() {
         let start = Instant::now();
         let mut cluster = cluster(start);
         let fail = |cluster: &mut Cluster, now| {
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_that_failed_two_readers_is_asked_by_no_node() {
+    fn prefix_holder_that_failed_two_readers_is_used_by_none() {
         let now = Instant::now();
         let mut cluster = cluster(now);
         cluster.on_node_joined(now, info("p2", NodeRole::Prefill, 1));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn an_honest_no_is_no_failure() {
+    fn refusal_by_prefix_holder_does_not_count_as_failure() {
         let now = Instant::now();
         let mut cluster = cluster(now);
         for kind in [ErrorKind::NotFound, ErrorKind::Overloaded, ErrorKind::Cancelled, ErrorKind::Invalid] {

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_goes_where_the_last_report_says_that_there_is_room() {
+    fn migration_goes_to_decode_node_with_room_in_last_report() {
         let now = Instant::now();
         let mut cluster = cluster(now, PlacementKind::CacheAware);
         cluster.on_node_joined(now, info("d2", NodeRole::Decode, 1));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_request_goes_where_there_is_room_before_it_has_tokens() {
+    fn reselect_moves_charge_to_decode_node_with_room() {
         let now = Instant::now();
         let mut cluster = cluster(now, PlacementKind::CacheAware);
         let from = place(&mut cluster, now, &request(1, &[])).unwrap().decode.unwrap();
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_does_not_go_where_it_would_break_an_objective() {
+    fn migration_avoids_node_where_it_would_break_a_tbt_objective() {
         let now = Instant::now();
         let mut cluster = cluster(now, PlacementKind::CacheAware);
         let steps = |cluster: &Cluster, n: f64| cluster.high_step_seconds(cluster.node(&id("d0")).unwrap(), n, 0.0);

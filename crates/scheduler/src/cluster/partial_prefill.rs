@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn two_nodes_that_are_idle_take_a_half_each() {
+    fn partial_prefill_is_half_of_the_prompt_if_both_nodes_are_idle() {
         let now = Instant::now();
         let mut cluster = pair(now, |_| {});
         let split = placed(&mut cluster, now, &long(0, 1600));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_decode_node_with_partial_prefills_to_compute_takes_less() {
+    fn partial_prefill_is_smaller_if_decode_node_has_others_queued() {
         let now = Instant::now();
         let mut cluster = pair(now, |_| {});
         placed(&mut cluster, now, &long(0, 1600));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partial_prefill_is_given_back_with_the_decode_node_that_was_to_compute_it() {
+    fn partial_prefill_charge_is_released_when_decode_node_changes() {
         let now = Instant::now();
         let mut cluster = pair(now, |_| {});
         let mut other = info("d1", NodeRole::Decode, 1);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_whole_if_a_partial_prefill_would_not_do() {
+    fn partial_prefill_is_not_used_if_unsupported_or_slower() {
         let now = Instant::now();
         let tail = |change: fn(&mut NodeInfo), request: &PlacementRequest<'_>| {
             placed(&mut pair(now, change), now, request).partial_prefill_tokens
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_whose_objective_leaves_no_time_for_a_slice_are_left_alone() {
+    fn partial_prefill_is_not_used_if_it_breaks_a_tbt_objective() {
         let now = Instant::now();
         let mut cluster = pair(now, |_| {});
         let tbt = Some(Tbt(Duration::from_millis(20)));

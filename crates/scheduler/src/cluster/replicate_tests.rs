@@ -51,13 +51,13 @@ fn failed(kind: ErrorKind) -> FetchReport {
 }
 
 #[test]
-fn a_holder_is_wanted_for_each_share_of_a_node_that_is_saved() {
+fn replication_wants_one_more_holder_per_share_of_saved_work() {
     let wanted = [0.0, 0.25, 0.26, 0.5, 0.51, 3.0, f64::INFINITY].map(|demand| wanted_holders(demand, 4));
     assert_eq!(wanted, [1, 1, 2, 2, 3, 4, 4]);
 }
 
 #[test]
-fn a_prefix_goes_to_as_many_nodes_as_it_is_worth_one_after_the_other() {
+fn hot_prefix_is_replicated_to_as_many_nodes_as_demand_is_worth() {
     let now = Instant::now();
     let mut cluster = cluster_of(now, 4, 3);
     // 160 tokens take 0.17 s: at 2 a second a third of a node, at 9 more than one.
@@ -78,7 +78,7 @@ fn a_prefix_goes_to_as_many_nodes_as_it_is_worth_one_after_the_other() {
 }
 
 #[test]
-fn what_is_worth_most_per_holder_goes_first_and_a_node_takes_one_at_a_time() {
+fn replication_orders_most_valuable_prefix_first_and_one_per_node() {
     let now = Instant::now();
     let mut cluster = cluster_of(now, 3, 3);
     store(&cluster, "p0", 0, &chain(1, 10));
@@ -95,7 +95,7 @@ fn what_is_worth_most_per_holder_goes_first_and_a_node_takes_one_at_a_time() {
 }
 
 #[test]
-fn a_replication_takes_unneeded_room_on_a_node_that_is_idle() {
+fn replication_goes_to_idle_node_with_free_or_cold_blocks() {
     let now = Instant::now();
     let mut cluster = cluster_of(now, 2, 2);
     store(&cluster, "p0", 0, &chain(1, 10));
@@ -124,7 +124,7 @@ fn a_replication_takes_unneeded_room_on_a_node_that_is_idle() {
 }
 
 #[test]
-fn only_nodes_that_know_the_command_and_compute_alike_are_told() {
+fn replication_goes_only_to_capable_nodes_of_same_kv_class() {
     let now = Instant::now();
     let mut cluster = cluster_of(now, 1, 4);
     let others = [
@@ -145,7 +145,7 @@ fn only_nodes_that_know_the_command_and_compute_alike_are_told() {
 }
 
 #[test]
-fn a_replication_that_failed_is_not_repeated_at_once_and_its_holder_is_left_alone() {
+fn failed_replication_pauses_and_its_holder_is_avoided() {
     let start = Instant::now();
     let mut cluster = cluster_of(start, 3, 2);
     let hot = [hot(1, 10, 4.0)];
@@ -175,7 +175,7 @@ fn a_replication_that_failed_is_not_repeated_at_once_and_its_holder_is_left_alon
 }
 
 #[test]
-fn a_replication_to_an_earlier_start_is_over_once_a_later_one_is_there() {
+fn replication_to_earlier_generation_ends_when_node_restarts() {
     let now = Instant::now();
     let mut cluster = cluster_of(now, 2, 2);
     store(&cluster, "p0", 0, &chain(1, 4));
@@ -189,7 +189,7 @@ fn a_replication_to_an_earlier_start_is_over_once_a_later_one_is_there() {
 }
 
 #[test]
-fn what_is_never_answered_for_is_forgotten() {
+fn replication_without_an_answer_times_out() {
     let start = Instant::now();
     let mut cluster = cluster_of(start, 3, 3);
     store(&cluster, "p0", 0, &chain(1, 10));
@@ -205,7 +205,7 @@ proptest! {
     /// Whatever the cluster is like, each order is of a prefix that is worth it. It goes to a node
     /// that lacks it, can take it and has nothing else to do, from one that has it.
     #[test]
-    fn orders_keep_to_the_rules(
+    fn replication_orders_respect_room_kv_class_and_bounds(
         replicas in 0usize..5,
         held in prop::collection::vec((0usize..6, 0u8..4, 1u8..12), 0..16),
         loads in prop::collection::vec((0u32..110, 0u32..40, 0u32..3, any::<bool>()), 6),

@@ -102,7 +102,7 @@ fn block_hashes(cluster: &Cluster, tokens: &[TokenId]) -> Vec<BlockHash> {
 }
 
 #[test]
-fn a_burst_is_spread_because_charges_count_at_once() {
+fn burst_of_requests_is_spread_because_charges_count_at_once() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::CacheAware);
     let mut placed = BTreeMap::new();
@@ -126,7 +126,7 @@ fn a_burst_is_spread_because_charges_count_at_once() {
 }
 
 #[test]
-fn a_sequence_with_a_stricter_objective_is_not_slowed_beyond_it() {
+fn placement_is_refused_if_it_breaks_tbt_of_a_running_sequence() {
     let now = Instant::now();
     let mut cluster =
         Cluster::new(ClusterConfig { slow_start: Duration::ZERO, ..ClusterConfig::default() }, Policies::default());
@@ -156,7 +156,7 @@ fn a_sequence_with_a_stricter_objective_is_not_slowed_beyond_it() {
 }
 
 #[test]
-fn another_answer_goes_where_the_first_one_is_if_it_can() {
+fn further_answer_is_placed_at_nodes_of_the_first_if_possible() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
     let beside = [id("p1"), id("d1")];
@@ -173,7 +173,7 @@ fn another_answer_goes_where_the_first_one_is_if_it_can() {
 }
 
 #[test]
-fn answers_after_the_first_leave_room_to_others_for_a_while() {
+fn further_answers_leave_sequence_slots_to_others_for_a_while() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
     let beside = [id("p1"), id("d1")];
@@ -218,7 +218,7 @@ fn answers_after_the_first_leave_room_to_others_for_a_while() {
 }
 
 #[test]
-fn each_node_is_matched_with_what_it_holds() {
+fn prefix_match_of_each_node_is_what_it_has_cached() {
     let now = Instant::now();
     let cluster = cluster(now, PlacementKind::CacheAware);
     let hashes: Vec<_> = (0..9).map(|n| BlockHash([n; 16])).collect();
@@ -362,7 +362,7 @@ proptest! {
     /// Whatever the order of placements, reports, migrations, aborts, deaths and returns: when all
     /// requests have ended, no node is charged for anything.
     #[test]
-    fn the_ledger_returns_to_zero(happenings in happenings(), placement in 0..PlacementKind::ALL.len(), admission in 0..AdmissionKind::ALL.len()) {
+    fn ledger_returns_to_zero_when_all_requests_have_ended(happenings in happenings(), placement in 0..PlacementKind::ALL.len(), admission in 0..AdmissionKind::ALL.len()) {
         let start = Instant::now();
         let config = ClusterConfig {
             prompts_at_decode: [PromptsAtDecode::Never, PromptsAtDecode::Fallback, PromptsAtDecode::Short][placement / 2 % 3],
@@ -392,7 +392,7 @@ proptest! {
 }
 
 #[test]
-fn a_node_that_came_back_starts_slowly() {
+fn rejoined_node_gets_few_requests_during_slow_start() {
     let start = Instant::now();
     let mut cluster =
         Cluster::new(ClusterConfig::default(), Policies::new(PlacementKind::LoadBalance, AdmissionKind::default()));
@@ -412,7 +412,7 @@ fn a_node_that_came_back_starts_slowly() {
 }
 
 #[test]
-fn a_better_prefix_is_fetched_from_its_holder_and_charged_to_it() {
+fn longer_prefix_is_fetched_from_its_holder_and_charged_to_it() {
     let now = Instant::now();
     let prompts_at_decode = PromptsAtDecode::Fallback;
     let config = ClusterConfig { bandwidth: 1e9, prompts_at_decode, ..ClusterConfig::default() };
@@ -438,7 +438,7 @@ fn a_better_prefix_is_fetched_from_its_holder_and_charged_to_it() {
 }
 
 #[test]
-fn a_cached_prefix_attracts_until_its_queue_is_longer() {
+fn cached_prefix_attracts_requests_until_its_queue_is_longer() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::CacheAware);
     let tokens: Vec<_> = (0..160).collect();
@@ -458,7 +458,7 @@ fn a_cached_prefix_attracts_until_its_queue_is_longer() {
 }
 
 #[test]
-fn refusals_name_what_is_missing() {
+fn placement_refusal_names_what_is_missing() {
     let now = Instant::now();
     let mut empty = Cluster::new(ClusterConfig::default(), Policies::default());
     assert_eq!(refusal(&mut empty, now, &request(0, &[])), (ErrorKind::Unavailable, "no prefill node is ready".into()));
@@ -486,7 +486,7 @@ fn refusals_name_what_is_missing() {
 }
 
 #[test]
-fn rooms_and_queues_are_bounded() {
+fn placement_is_refused_if_queues_or_decode_blocks_are_full() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::CacheAware);
     for n in 0..8 {
@@ -511,7 +511,7 @@ fn rooms_and_queues_are_bounded() {
 }
 
 #[test]
-fn nodes_that_left_or_restarted_are_not_credited_for_their_past() {
+fn end_of_earlier_request_is_not_credited_to_restarted_node() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::RoundRobin);
     let first = place(&mut cluster, now, &request(0, &[])).unwrap();
@@ -534,7 +534,7 @@ fn nodes_that_left_or_restarted_are_not_credited_for_their_past() {
 }
 
 #[test]
-fn a_node_whose_session_broke_and_came_back_is_not_credited_for_what_was_forgotten() {
+fn end_of_forgotten_request_is_not_credited_after_lost_session() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::RoundRobin);
     let first = place(&mut cluster, now, &request(0, &[])).unwrap();
@@ -551,7 +551,7 @@ fn a_node_whose_session_broke_and_came_back_is_not_credited_for_what_was_forgott
 }
 
 #[test]
-fn suspects_serve_only_if_no_other_node_can() {
+fn suspect_nodes_serve_only_if_no_other_node_can() {
     let start = Instant::now();
     let mut cluster = cluster(start, PlacementKind::RoundRobin);
     let later = start + 30 * SECOND;
@@ -570,7 +570,7 @@ fn suspects_serve_only_if_no_other_node_can() {
 }
 
 #[test]
-fn nodes_that_are_silent_or_gone_are_not_reached() {
+fn silent_or_lost_nodes_do_not_count_as_reached() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::CacheAware);
     assert!(cluster.reaches_nodes());
@@ -589,7 +589,7 @@ fn nodes_that_are_silent_or_gone_are_not_reached() {
 }
 
 #[test]
-fn a_gap_is_told_once() {
+fn kv_event_gap_is_reported_once() {
     let now = Instant::now();
     let cluster = cluster(now, PlacementKind::CacheAware);
     let events = [KvEvent::Stored { hash: BlockHash([1; 16]), parent: None }];
@@ -604,7 +604,7 @@ fn a_gap_is_told_once() {
 }
 
 #[test]
-fn what_a_silent_node_holds_is_forgotten_until_it_tells_again() {
+fn prefixes_of_silent_node_are_forgotten_until_its_snapshot() {
     let start = Instant::now();
     let mut cluster = cluster(start, PlacementKind::CacheAware);
     let hashes = [BlockHash([1; 16])];
@@ -634,7 +634,7 @@ fn what_a_silent_node_holds_is_forgotten_until_it_tells_again() {
 }
 
 #[test]
-fn a_node_that_measures_slow_gets_less() {
+fn node_with_slow_measured_steps_is_avoided() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::CacheAware);
     for _ in 0..200 {
@@ -648,7 +648,7 @@ fn a_node_that_measures_slow_gets_less() {
 }
 
 #[test]
-fn a_node_that_drained_and_left_is_not_lost() {
+fn drained_node_that_left_is_not_lost() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::RoundRobin);
     let state = |cluster: &Cluster, node| cluster.node(&id(node)).unwrap().state();
@@ -668,7 +668,7 @@ fn a_node_that_drained_and_left_is_not_lost() {
 
 /// One conductor has it drain, another one has it take requests again.
 #[test]
-fn a_node_that_drained_takes_requests_again_when_it_says_so() {
+fn draining_node_takes_requests_again_when_it_reports_so() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::RoundRobin);
     let after = |cluster: &mut Cluster, draining| {
@@ -682,7 +682,7 @@ fn a_node_that_drained_takes_requests_again_when_it_says_so() {
 }
 
 #[test]
-fn a_cluster_is_ready_if_a_request_could_be_served() {
+fn cluster_is_ready_only_if_a_request_could_be_served() {
     let now = Instant::now();
     let is_ready = |prompts_at_decode, nodes: &[(&str, NodeRole)]| {
         let mut cluster =
@@ -703,7 +703,7 @@ fn a_cluster_is_ready_if_a_request_could_be_served() {
 }
 
 #[test]
-fn lost_nodes_are_shown_for_a_while_only() {
+fn lost_nodes_are_listed_up_to_a_bound() {
     let now = Instant::now();
     let mut cluster =
         Cluster::new(ClusterConfig { max_lost_nodes: 2, ..ClusterConfig::default() }, Policies::default());
@@ -717,7 +717,7 @@ fn lost_nodes_are_shown_for_a_while_only() {
 }
 
 #[test]
-fn an_outlook_is_of_what_is_charged_and_of_the_last_steps() {
+fn node_forecast_is_of_its_charges_and_last_steps() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::CacheAware);
     let forecast = |cluster: &Cluster, node: &NodeId| cluster.node_forecast(now, cluster.node(node).unwrap());
@@ -743,7 +743,7 @@ fn an_outlook_is_of_what_is_charged_and_of_the_last_steps() {
 }
 
 #[test]
-fn of_many_nodes_the_best_are_told_and_the_others_counted() {
+fn decision_log_lists_best_nodes_and_counts_the_others() {
     let now = Instant::now();
     for kind in PlacementKind::ALL {
         let prompts_at_decode = PromptsAtDecode::Fallback;
@@ -773,7 +773,7 @@ fn of_many_nodes_the_best_are_told_and_the_others_counted() {
 }
 
 #[test]
-fn those_that_are_told_are_the_soonest() {
+fn decision_log_lists_the_soonest_nodes() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::CacheAware);
     cluster.config.slow_start = Duration::ZERO;

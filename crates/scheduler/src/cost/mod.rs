@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fit_finds_costs_far_from_its_seed_through_noise_and_hiccups() {
+    fn cost_fit_converges_from_distant_seed_despite_noise_and_outliers() {
         let mut cost = ClassCost::new(&NodeProfile::default());
         let mut factor = SpeedFactor::default();
         let truth = |rows: f64, attended: f64| 0.02 + 4e-4 * rows + 3e-7 * attended;
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_one_shape_after_others_do_not_lead_astray() {
+    fn cost_fit_stays_accurate_after_many_steps_of_one_shape() {
         // Partial prefills as a busy cluster makes them: rows, tokens attended to, and how many
         // steps told of them.
         let phases = [
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cached_prefix_makes_a_prompt_cheaper_and_length_makes_it_dearer() {
+    fn prompt_cost_falls_with_cached_prefix_and_rises_with_length() {
         let cost = PrefillCost::new(&NodeProfile::default());
         assert!(cost.prompt(1500, 1488) < cost.prompt(1500, 0) / 4.0);
         assert!(cost.prompt(3000, 0) > 1.9 * cost.prompt(1500, 0));
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_not_learned() {
+    fn cost_fit_ignores_invalid_step_times() {
         let mut cost = ClassCost::new(&NodeProfile { prefill_base: f64::NAN, ..NodeProfile::default() });
         let (before, mut factor) = (cost.decode.step(4, 1000), SpeedFactor::default());
         for seconds in [f64::NAN, -1.0, 0.0, f64::INFINITY] {
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_slower_than_its_class_is_found_out() {
+    fn speed_factor_shows_node_slower_than_its_class() {
         let mut cost = ClassCost::new(&NodeProfile::default());
         let (mut fast, mut slow) = (SpeedFactor::default(), SpeedFactor::default());
         for _ in 0..300 {

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_learns_what_answers_look_like() {
+    fn output_length_learns_distribution_of_answers() {
         let mut lengths = OutputLength::new(200);
         assert!((150.0..260.0).contains(&lengths.mean(4096)), "{}", lengths.mean(4096));
         // Half of them short, half long.
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_old_counts_less() {
+    fn output_length_weights_recent_answers_more() {
         let mut lengths = OutputLength::new(10);
         (0..100_000).for_each(|_| lengths.observe(10));
         (0..20_000).for_each(|_| lengths.observe(500));

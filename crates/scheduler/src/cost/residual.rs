@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_of_the_last_differences() {
+    fn residual_quantiles_are_of_the_last_window() {
         let (mut residuals, now) = (Residuals::default(), Instant::now());
         for nonsense in [f64::NAN, -1.0, f64::INFINITY] {
             residuals.observe(now, 1.0, nonsense);
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_old_is_forgotten() {
+    fn old_residuals_are_forgotten() {
         let (mut residuals, now) = (Residuals::default(), Instant::now());
         (0..100).for_each(|_| residuals.observe(now, 1.0, 9.0));
         (0..40).for_each(|n| residuals.observe(now + Duration::from_secs(n), 1.0, 1.5));

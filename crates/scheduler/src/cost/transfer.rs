@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_sender_has_under_way_goes_first() {
+    fn transfer_cost_includes_bytes_in_flight_at_the_sender() {
         let (a, b) = (NodeId::new("a").unwrap(), NodeId::new("b").unwrap());
         let mut cost = TransferCost::new(1e9);
         assert_eq!(cost.seconds(&a, &b, 2_000_000_000), 2.0);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_is_what_was_measured_of_it() {
+    fn transfer_cost_uses_measured_bandwidth_of_a_node_pair() {
         let (a, b) = (NodeId::new("a").unwrap(), NodeId::new("b").unwrap());
         let mut cost = TransferCost::new(1e9);
         cost.observe(&a, &b, 1 << 30, 0.0);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn small_transfers_tell_what_each_costs_and_an_outlier_says_little() {
+    fn transfer_cost_learns_fixed_cost_and_resists_outliers() {
         let (a, b) = (NodeId::new("a").unwrap(), NodeId::new("b").unwrap());
         let mut cost = TransferCost::new(1e9);
         (0..60).for_each(|_| cost.observe(&a, &b, 100_000, 0.0021));

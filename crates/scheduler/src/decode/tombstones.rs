@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_last_ones_are_remembered() {
+    fn tombstones_keep_only_the_last_ended_requests() {
         let key = |n| RequestKey { request: RequestId(n), attempt: Attempt(0) };
         let mut tombstones = Tombstones::new(2);
         tombstones.put(key(1), Outcome::Finished);

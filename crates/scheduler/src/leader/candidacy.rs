@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn who_puts_the_key_leads_until_another_does() {
+    fn candidate_that_puts_the_key_leads_until_another_does() {
         let (mut candidacy, term) = leader();
         assert!(candidacy.on_renewed(2));
         candidacy.on_looked(6, Look::Found(key(1, 9, 5)));
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_an_earlier_lease_is_waited_for() {
+    fn candidate_waits_out_the_key_of_its_earlier_lease() {
         let (mut candidacy, _) = leader();
         assert!(!candidacy.on_renewed(0) && candidacy.lease().is_none());
         candidacy.on_lease(10);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_term_that_was_heard_of_is_outbid() {
+    fn leader_takes_a_term_later_than_any_heard_of() {
         let (mut candidacy, term) = leader();
         candidacy.on_heard(term + (7 << 24));
         candidacy.on_renewed(2);
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_put_anew_at_the_same_revision_is_of_another_term() {
+    fn leader_key_put_again_at_same_revision_has_a_later_term() {
         let (mut candidacy, term) = leader();
         // Etcd has lost its data.
         candidacy.on_lease_ended();
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conductor_that_resigned_leads_again_only_if_no_other_does() {
+    fn resigned_conductor_leads_again_only_if_no_other_does() {
         let (mut candidacy, term) = leader();
         assert!(!candidacy.is_to_resign());
         candidacy.on_standing(Standing::Drains);
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_that_reaches_no_node_waits_for_one_and_resigns() {
+    fn leader_that_reaches_no_node_resigns_after_a_wait() {
         let (mut candidacy, _) = leader();
         for looks in [PATIENCE - 1, PATIENCE] {
             candidacy.on_standing(Standing::NoNodes);
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_that_never_reached_a_node_waits_for_longer() {
+    fn leader_that_never_reached_a_node_waits_longer_to_resign() {
         let mut candidacy = Candidacy::new(candidate(1));
         candidacy.on_standing(Standing::NoNodes);
         candidacy.on_lease(9);

@@ -709,7 +709,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_waits_for_a_leader_and_is_asked_of_each_until_it_is_answered() {
+    fn placement_question_is_asked_of_each_leader_until_answered() {
         let (mut desk, mut cluster, now) = desk(1);
         assert!(desk.on_ask_for_nodes(now, &request(1, &[]), &mut cluster, &mut || 0).is_none());
         assert!(effects(&mut desk).is_empty() && desk.waiting() == 1);
@@ -732,7 +732,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_whose_attempt_is_over_is_not_answered() {
+    fn placement_question_of_ended_attempt_is_not_answered() {
         let (mut desk, mut cluster, now) = desk(1);
         desk.on_ask_for_nodes(now, &request(1, &[]), &mut cluster, &mut || 0);
         desk.on_booked(now, key(1), &BookEntry::Ended, &mut cluster);
@@ -741,7 +741,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_whose_follower_has_heard_of_a_later_term_is_elected_in_a_later_one_first() {
+    fn leader_is_elected_again_if_a_follower_knows_a_later_term() {
         let (mut desk, mut cluster, now) = desk(1);
         desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
         assert!(desk.on_follower(now, (ConductorId(2), 9), &[], &mut cluster).is_none());
@@ -753,7 +753,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conductor_without_elections_leads_in_each_term_that_nodes_have_heard_of() {
+    fn conductor_without_elections_adopts_later_term_of_its_nodes() {
         let (mut desk, mut cluster, now) = desk(1);
         desk.on_later_term(now, 7, &mut cluster);
         desk.on_alone(now, &mut cluster, &mut || 0);
@@ -765,7 +765,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_that_does_not_greet_is_none() {
+    fn leader_counts_only_after_its_greeting() {
         let (mut desk, mut cluster, now) = desk(1);
         let link = desk.on_follows(now, &mut cluster);
         assert!(!desk.has_leader(), "it may hang");
@@ -776,7 +776,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_of_an_earlier_term_is_not_followed() {
+    fn leader_of_earlier_term_is_not_followed() {
         let (mut desk, mut cluster, now) = desk(1);
         desk.on_later_term(now, 9, &mut cluster);
         let link = desk.on_follows(now, &mut cluster);

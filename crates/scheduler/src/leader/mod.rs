@@ -99,7 +99,7 @@ mod tests {
     const WHO: ConductorId = ConductorId(5);
 
     #[test]
-    fn what_a_conductor_had_is_given_back_if_it_stays_away() {
+    fn charges_of_absent_follower_are_released_after_a_delay() {
         let now = Instant::now();
         let (mut cluster, mut followers) = (cluster(now, PlacementKind::MinTotalDelay), Followers::default());
         followers.on_greeted(now, &mut cluster, WHO, &[]);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_back_has_what_it_declares() {
+    fn returning_follower_is_charged_what_it_declares() {
         let now = Instant::now();
         let (mut cluster, mut followers) = (cluster(now, PlacementKind::MinTotalDelay), Followers::default());
         followers.on_greeted(now, &mut cluster, WHO, &[]);

@@ -117,7 +117,7 @@ mod tests {
 
     /// What the books of a conductor that begins to place say, beside those of the one that placed.
     #[test]
-    fn what_is_declared_is_what_was_charged() {
+    fn declared_charges_equal_those_of_the_earlier_leader() {
         let now = Instant::now();
         let second = Duration::from_secs(1);
         let (mut before, mut placed) = (cluster(now, PlacementKind::MinTotalDelay), Placed::default());
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_is_declared_where_it_went() {
+    fn reselected_and_migrated_attempts_are_declared_at_their_nodes() {
         let now = Instant::now();
         let (mut cluster, mut placed) = (cluster(now, PlacementKind::MinTotalDelay), Placed::default());
         let request = request(1, &[]);

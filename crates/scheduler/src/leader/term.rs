@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_term_is_later_than_all_that_were_heard_of_and_its_leaders_own() {
+    fn term_is_later_than_all_heard_of_and_unique_to_its_leader() {
         let (a, b) = (ConductorId(0xa0_0000_0001), ConductorId(0xb0_0000_0002));
         assert_eq!(term_of(a, 7, 0), 7 << 24 | 1);
         assert_ne!(term_of(a, 7, 0), term_of(b, 7, 0), "etcd has lost its data, and one of them is cut off");

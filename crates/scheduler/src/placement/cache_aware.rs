@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn weighs_queue_against_prefix() {
+    fn cache_aware_placement_weighs_queue_against_prefix() {
         assert_eq!(choose(&[prefill(0, 1000, 0), prefill(300, 100, 900)], &[]), (1, None));
         assert_eq!(choose(&[prefill(0, 1000, 0), prefill(2000, 100, 900)], &[]), (0, None));
         let close = [prefill(0, 100, 0), prefill(0, 103, 16)];

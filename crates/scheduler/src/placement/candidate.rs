@@ -170,7 +170,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_compute_hides_of_the_push_does_not_count() {
+    fn ttft_estimate_omits_push_time_hidden_by_compute() {
         let plan = prefill(5, 100, 0).local;
         let ttft_ms = |decode: Option<DecodeCandidate<'_>>| (estimated_ttft(&plan, decode.as_ref()) * 1e3).round();
         assert_eq!(ttft_ms(None), 105.0);
@@ -180,7 +180,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_transfer_overlaps_the_queue() {
+    fn prefix_fetch_overlaps_the_prefill_queue() {
         let plan = with_fetch(prefill(300, 1000, 0), 200, 100, 900).fetch.unwrap();
         assert_eq!((plan.finish(), plan.finish_in_turn()), (0.4, 0.6));
     }

@@ -239,21 +239,21 @@ mod tests {
     }
 
     #[test]
-    fn fetches_only_if_that_is_faster() {
+    fn min_total_delay_fetches_prefix_only_if_faster() {
         assert_eq!(choose(&[with_fetch(prefill(0, 100, 0), 500, 10, 64)]), (0, false));
         assert_eq!(choose(&[with_fetch(prefill(0, 900, 0), 500, 10, 64)]), (0, true));
         assert_eq!(choose(&[with_fetch(prefill(600, 100, 0), 500, 10, 64)]), (0, true), "the queue hides it");
     }
 
     #[test]
-    fn those_whom_a_newcomer_passes_count() {
+    fn min_total_delay_counts_delay_of_overtaken_prompts() {
         let mut passing = prefill(0, 1000, 0);
         passing.local.passed = 50;
         assert_eq!(choose(&[passing, prefill(3000, 1000, 0)]), (1, false));
     }
 
     #[test]
-    fn a_decode_node_that_holds_the_prompt_is_taken_if_that_is_worth_its_slower_steps() {
+    fn min_total_delay_weighs_push_saved_against_slower_decode_steps() {
         let choose = |holder_tbt, push| {
             let decodes = [decode(30, push, 1), decode(holder_tbt, 0, 1), decode(holder_tbt, 0, 0)];
             MinTotalDelay::default().choose(&request(), &[prefill(0, 100, 0)], &decodes, &mut || 0).decode.unwrap()
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_decode_nodes_those_that_hold_most_are_looked_at() {
+    fn min_total_delay_considers_decode_nodes_with_longest_prefix() {
         let mut decodes = vec![decode(30, 3000, 0)];
         decodes.extend((1..9).map(|n| decode(32 + n, 3000 - 10 * n, 0)));
         decodes.push(decode(42, 0, 0));
@@ -273,14 +273,14 @@ mod tests {
     }
 
     #[test]
-    fn patience_grows_with_the_work_up_to_its_bound() {
+    fn min_total_delay_patience_grows_with_work_up_to_its_bound() {
         let patience = |seconds| MinTotalDelay::default().patience(seconds, None);
         assert_eq!((patience(7.0), patience(1000.0)), (7.0, 30.0));
         assert_eq!(MinTotalDelay::default().patience(7.0, Some(17.0)), 2.0, "a fifth of what it need not compute");
     }
 
     #[test]
-    fn a_longest_wait_is_planned_with_like_an_objective() {
+    fn min_total_delay_treats_longest_wait_like_an_objective() {
         let waited = Duration::from_secs(30);
         let within = |max_wait| PlacementRequest { max_wait, slo: Slo::default(), ..request() };
         assert_eq!(within(Some(waited)).time_left(2.0), Some(32.0));

@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ties_are_drawn_fairly() {
+    fn placement_ties_are_drawn_fairly() {
         let candidates = [prefill(0, 100, 0), prefill(0, 100, 0), prefill(0, 100, 0)];
         let decodes = [decode(20, 0, 0), decode(20, 0, 0), decode(20, 0, 0)];
         for kind in PlacementKind::ALL {
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_cost_is_chosen() {
+    fn placement_policy_chooses_the_least_cost() {
         let candidates = [prefill(300, 100, 0), prefill(20, 100, 0), prefill(100, 500, 0)];
         let decodes = [decode(20, 0, 0)];
         for kind in PlacementKind::ALL {
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_have_names() {
+    fn placement_policy_names_parse_and_error_lists_them() {
         for kind in PlacementKind::ALL {
             assert_eq!(kind.as_str().parse(), Ok(kind));
         }
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn no_decode_node_is_chosen_if_there_is_none() {
+    fn placement_chooses_no_decode_node_if_there_is_none() {
         for kind in PlacementKind::ALL {
             let choice = kind.policy().choose(&request(), &[prefill(0, 1, 0)], &[], &mut || 7);
             assert_eq!(choice, Choice { prefill: 0, fetch: false, decode: None }, "{kind:?}");

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn takes_turns() {
+    fn round_robin_placement_takes_nodes_in_turn() {
         let (p, d) = ([prefill(3, 1, 0), prefill(1, 1, 0)], [decode(1, 1, 4), decode(1, 1, 2), decode(1, 1, 9)]);
         let policy = RoundRobin::default();
         let turns: Vec<_> =

@@ -302,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_told_once() {
+    fn ready_block_ranges_are_queued_for_push_once() {
         assert_eq!(without(0..10, &[2..4, 6..12]), [0..2, 4..6]);
         assert_eq!(without(3..5, &[0..4, 4..9]), []);
         assert_eq!(without(3..8, &[0..3, 5..6, 8..9]), [3..5, 6..8]);

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_put_into_order() {
+    fn out_of_order_tokens_are_put_into_order() {
         let mut order = OutputOrder::new(10);
         order.push(2, token(12, None)).unwrap();
         order.push(1, token(11, None)).unwrap();
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeat_is_dropped_and_a_change_is_refused() {
+    fn repeated_token_is_dropped_and_changed_token_is_refused() {
         let mut order = OutputOrder::new(4);
         order.push(0, token(10, None)).unwrap();
         assert_eq!(taken(&mut order), [10]);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_comes_after_the_last_token() {
+    fn no_token_is_delivered_after_the_last_one() {
         let mut order = OutputOrder::new(10);
         order.push(2, token(12, None)).unwrap();
         order.push(1, token(11, Some(FinishReason::Stop))).unwrap();

@@ -196,7 +196,7 @@ fn submitted(effects: &[RequestEffect]) -> Vec<String> {
 }
 
 #[test]
-fn what_takes_longer_than_it_may_is_ended_at_its_nodes_too() {
+fn request_past_its_timeout_is_aborted_at_its_nodes() {
     let timeout = Duration::from_secs(20);
     let mut shell = Shell::new(RequestJob { timeout, ..job(8) });
     shell.take();
@@ -230,7 +230,7 @@ fn what_takes_longer_than_it_may_is_ended_at_its_nodes_too() {
 }
 
 #[test]
-fn a_request_goes_its_way() {
+fn request_runs_from_placement_to_its_last_token() {
     let mut shell = Shell::new(job(3));
     assert!(matches!(&shell.take()[..], [RequestEffect::Place { exclude, .. }] if exclude.is_empty()));
     shell.answer(Ok(to("p0", "d0")));
@@ -256,7 +256,7 @@ fn a_request_goes_its_way() {
 }
 
 #[test]
-fn the_report_of_the_handoff_is_waited_for_and_not_for_long() {
+fn request_end_waits_briefly_for_the_handoff_report() {
     for reported in [true, false] {
         let mut shell = Shell::placed(job(2));
         shell.tell(0, first(10));
@@ -285,7 +285,7 @@ fn begun_with_prompt_logprobs() -> Shell {
 }
 
 #[test]
-fn others_go_on_after_what_the_client_has_when_a_node_is_lost() {
+fn request_resumes_after_delivered_tokens_when_a_node_is_lost() {
     let mut shell = begun_with_prompt_logprobs();
     shell.tell(0, handed_off());
     shell.tell(0, token(1, 11, None));
@@ -329,7 +329,7 @@ fn others_go_on_after_what_the_client_has_when_a_node_is_lost() {
 }
 
 #[test]
-fn all_is_computed_once_more_if_no_node_has_room_for_prompt_and_output() {
+fn request_restarts_from_its_prompt_if_no_node_has_room_to_resume() {
     let mut shell = begun_with_prompt_logprobs();
     shell.tell(0, token(1, 11, None));
     shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::GivenUp);
@@ -356,7 +356,7 @@ fn all_is_computed_once_more_if_no_node_has_room_for_prompt_and_output() {
 }
 
 #[test]
-fn nodes_that_drain_are_no_failures_of_a_request() {
+fn draining_nodes_do_not_count_as_failures_of_a_request() {
     let mut shell = Shell::placed(job(4));
     shell.tell(0, first(10));
     for attempt in 0..8 {
@@ -390,7 +390,7 @@ fn nodes_that_drain_are_no_failures_of_a_request() {
 }
 
 #[test]
-fn a_request_that_two_nodes_died_with_is_not_placed_again() {
+fn request_that_two_nodes_died_with_is_not_placed_again() {
     let begun = RequestEvent::Prefill(PrefillEvent::Started { queue: MS, cached_tokens: 0 });
     let mut shell = Shell::placed(job(4));
     let dies = |shell: &mut Shell, node: &str| {
@@ -412,7 +412,7 @@ fn a_request_that_two_nodes_died_with_is_not_placed_again() {
 }
 
 #[test]
-fn a_silent_node_is_left_but_for_the_last_attempt() {
+fn request_leaves_silent_node_except_in_its_last_attempt() {
     let mut shell = Shell::placed(job(4));
     shell.tell(0, first(10));
     for attempt in 0..2 {
@@ -430,7 +430,7 @@ fn a_silent_node_is_left_but_for_the_last_attempt() {
 }
 
 #[test]
-fn a_token_that_came_out_differently_ends_it() {
+fn request_fails_if_a_repeated_token_differs() {
     let mut shell = Shell::placed(job(4));
     shell.tell(0, first(10));
     shell.tell(0, token(1, 11, None));
@@ -440,7 +440,7 @@ fn a_token_that_came_out_differently_ends_it() {
 }
 
 #[test]
-fn it_is_placed_so_often_and_not_for_longer_than_it_is_worth() {
+fn request_attempts_are_bounded_in_number_and_time() {
     let mut shell = Shell::placed(job(4));
     let begun = RequestEvent::Prefill(PrefillEvent::Started { queue: MS, cached_tokens: 0 });
     for attempt in 0..2 {
@@ -480,7 +480,7 @@ fn it_is_placed_so_often_and_not_for_longer_than_it_is_worth() {
 }
 
 #[test]
-fn it_waits_in_the_admission_queue_while_there_may_be_room() {
+fn request_waits_in_admission_queue_while_there_may_be_room() {
     let mut shell = Shell::new(job(4));
     shell.take();
     for _ in 0..3 {
@@ -505,7 +505,7 @@ fn it_waits_in_the_admission_queue_while_there_may_be_room() {
 }
 
 #[test]
-fn the_first_token_is_kept_back_and_those_behind_it_with_it() {
+fn first_token_smoothing_keeps_back_later_tokens_too() {
     let mut shell = Shell::new(job(4));
     shell.take();
     let mut paced = to("p0", "d0");
@@ -519,7 +519,7 @@ fn the_first_token_is_kept_back_and_those_behind_it_with_it() {
 }
 
 #[test]
-fn a_silent_request_is_ended_and_offers_are_no_news() {
+fn stalled_request_is_ended_despite_migration_offers() {
     let mut shell = Shell::placed(job(4));
     shell.pass(20_000 * MS);
     shell.tell(0, first(10));
@@ -532,7 +532,7 @@ fn a_silent_request_is_ended_and_offers_are_no_news() {
 }
 
 #[test]
-fn it_goes_on_at_another_decode_node_once_that_has_it() {
+fn request_migrates_once_the_new_decode_node_has_its_blocks() {
     let mut shell = Shell::placed(job(6));
     shell.tell(0, first(10));
     assert!(shell.tell(0, RequestEvent::Offered(1)).is_empty(), "the prefill node is not done");
@@ -564,7 +564,7 @@ fn it_goes_on_at_another_decode_node_once_that_has_it() {
 }
 
 #[test]
-fn who_was_asked_takes_over_from_a_node_that_fails() {
+fn migration_target_goes_on_if_the_source_node_fails() {
     let mut shell = Shell::placed(job(6));
     shell.tell(0, first(10));
     shell.tell(0, handed_off());
@@ -577,7 +577,7 @@ fn who_was_asked_takes_over_from_a_node_that_fails() {
 }
 
 #[test]
-fn a_request_whose_node_cannot_be_reached_at_once_is_not_taken_in_yet() {
+fn request_is_not_accepted_if_its_node_is_unreachable() {
     let mut shell = Shell::placed(job(6));
     shell.core.on_unreachable(shell.now, &id("p0"));
     let asked = shell.take();
@@ -591,14 +591,14 @@ fn a_request_whose_node_cannot_be_reached_at_once_is_not_taken_in_yet() {
 }
 
 #[test]
-fn a_loss_from_before_the_placement_is_another_ones() {
+fn node_loss_from_before_the_placement_is_ignored() {
     let mut shell = Shell::placed(job(6));
     shell.core.on_node_away(shell.now, shell.now - MS, (&id("d0"), Generation(1)), Away::GivenUp);
     assert_eq!(shell.take(), []);
 }
 
 #[test]
-fn a_refused_grant_is_asked_for_elsewhere() {
+fn refused_grant_is_reselected_at_another_decode_node() {
     let mut shell = Shell::placed(job(6));
     let asked = shell.tell(0, RequestEvent::Prefill(PrefillEvent::GrantRefused(unavailable())));
     assert!(matches!(&asked[..], [RequestEffect::AskReselect { from, .. }] if *from == id("d0")));
@@ -614,7 +614,7 @@ fn a_refused_grant_is_asked_for_elsewhere() {
 }
 
 #[test]
-fn a_stop_string_ends_it_while_its_node_goes_on() {
+fn stop_string_ends_request_and_aborts_its_nodes() {
     let mut shell = Shell::placed(job(6));
     shell.tell(0, first(10));
     shell.tell(0, handed_off());

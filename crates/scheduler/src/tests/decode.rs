@@ -171,7 +171,7 @@ pub(super) fn failure(event: &DecodeEvent) -> (ErrorKind, &str) {
 }
 
 #[test]
-fn a_sequence_runs_once_its_bytes_and_its_hand_off_are_in_whatever_comes_first() {
+fn sequence_runs_once_bytes_and_handoff_arrive_in_either_order() {
     for bytes_first in [false, true] {
         let mut node = Node::new(config(20));
         let prompt = tokens(10);
@@ -208,7 +208,7 @@ fn a_sequence_runs_once_its_bytes_and_its_hand_off_are_in_whatever_comes_first()
 }
 
 #[test]
-fn an_output_is_gone_on_with_after_a_loss() {
+fn decode_node_resumes_output_after_a_node_loss() {
     // A prompt of 6 tokens, and 4 of at most 7 of the output: with a grant, and computed here.
     let mut node = Node::new(config(20));
     let given = tokens(10);
@@ -244,7 +244,7 @@ fn an_output_is_gone_on_with_after_a_loss() {
 }
 
 #[test]
-fn the_next_turn_finds_prompt_and_answer_in_the_cache() {
+fn next_turn_finds_prompt_and_answer_in_prefix_cache() {
     let mut node = Node::new(config(20));
     node.admit(0, &tokens(6), 8);
     node.run();
@@ -263,7 +263,7 @@ fn the_next_turn_finds_prompt_and_answer_in_the_cache() {
 }
 
 #[test]
-fn a_grant_reserves_room_for_the_whole_answer_and_refuses_with_the_numbers() {
+fn grant_reserves_blocks_of_whole_answer_and_refusal_names_numbers() {
     let mut node = Node::new(config(10));
     // 8 + 13 tokens, of which the last needs no KV: 5 blocks.
     node.ask(grant_request(0, &tokens(8), 13)).unwrap();
@@ -287,7 +287,7 @@ fn a_grant_reserves_room_for_the_whole_answer_and_refuses_with_the_numbers() {
 }
 
 #[test]
-fn sequences_join_and_leave_at_every_step_first_come_first_served() {
+fn sequences_join_and_leave_batch_at_every_step_in_fcfs_order() {
     let mut node = Node::new(DecodeConfig { max_running: 2, ..config(40) });
     for (n, max_tokens) in [(0, 3), (1, 5), (2, 4), (3, 2)] {
         node.admit(n, &tokens(5 + n as u32), max_tokens);
@@ -306,7 +306,7 @@ fn sequences_join_and_leave_at_every_step_first_come_first_served() {
 }
 
 #[test]
-fn a_stop_token_ends_the_output_and_is_its_last_token() {
+fn stop_token_ends_the_output_and_is_its_last_token() {
     let mut node = Node::new(config(20));
     node.admit(0, &tokens(5), 20);
     let plan = node.take_step();
@@ -317,7 +317,7 @@ fn a_stop_token_ends_the_output_and_is_its_last_token() {
 }
 
 #[test]
-fn the_context_ends_the_output_whatever_max_tokens_says() {
+fn context_length_ends_the_output_before_larger_max_tokens() {
     let mut node = Node::new(config(20));
     node.admit(0, &tokens(40), u32::MAX);
     let events = node.run();
@@ -326,7 +326,7 @@ fn the_context_ends_the_output_whatever_max_tokens_says() {
 }
 
 #[test]
-fn a_grant_whose_transfers_stall_expires_and_its_blocks_wait_for_the_fence() {
+fn grant_with_stalled_transfer_expires_and_its_blocks_wait_for_fence() {
     let mut node = Node::new(config(10));
     let prompt = tokens(8);
     let reply = node.ask(grant_request(0, &prompt, 4)).unwrap();
@@ -347,7 +347,7 @@ fn a_grant_whose_transfers_stall_expires_and_its_blocks_wait_for_the_fence() {
 }
 
 #[test]
-fn a_grant_that_the_transfer_engine_ended_fails_its_sequence() {
+fn grant_ended_by_transfer_engine_fails_its_sequence() {
     let mut node = Node::new(config(10));
     let prompt = tokens(8);
     let reply = node.ask(grant_request(0, &prompt, 4)).unwrap();
@@ -371,7 +371,7 @@ fn blocks_of_a_finished_sequence_wait_for_the_fence_of_its_grant() {
 }
 
 #[test]
-fn handoffs_that_do_not_fit_their_grant_are_refused() {
+fn handoff_that_does_not_match_its_grant_is_refused() {
     let mut node = Node::new(config(20));
     let prompt = tokens(8);
     type Spoil = fn(&mut Handoff);
@@ -406,7 +406,7 @@ fn handoffs_that_do_not_fit_their_grant_are_refused() {
 }
 
 #[test]
-fn more_bytes_than_granted_end_the_sequence() {
+fn sequence_with_more_bytes_than_granted_fails() {
     let mut node = Node::new(config(20));
     let prompt = tokens(8);
     let reply = node.ask(grant_request(0, &prompt, 4)).unwrap();
@@ -427,7 +427,7 @@ fn more_bytes_than_granted_end_the_sequence() {
 }
 
 #[test]
-fn aborts_are_silent_and_late_messages_about_them_are_refused() {
+fn decode_abort_sends_no_event_and_late_messages_are_refused() {
     let mut node = Node::new(config(20));
     let prompt = tokens(8);
     node.after(MS, |core, now| core.on_abort(now, key(0)));
@@ -447,7 +447,7 @@ fn aborts_are_silent_and_late_messages_about_them_are_refused() {
 }
 
 #[test]
-fn a_release_ends_the_sequence_wherever_it_is() {
+fn grant_release_ends_its_sequence_in_any_state() {
     let mut node = Node::new(config(20));
     let reply = node.ask(grant_request(0, &tokens(8), 4)).unwrap();
     node.after(MS, |core, now| core.on_release_grant(now, key(0), GrantId(55)));
@@ -463,7 +463,7 @@ fn a_release_ends_the_sequence_wherever_it_is() {
 }
 
 #[test]
-fn a_failed_step_fails_all_sequences_in_it() {
+fn failed_decode_step_fails_all_its_sequences() {
     let mut node = Node::new(config(20));
     node.admit(0, &tokens(8), 4);
     let plan = node.take_step();
@@ -474,7 +474,7 @@ fn a_failed_step_fails_all_sequences_in_it() {
 }
 
 #[test]
-fn the_number_of_grants_is_bounded() {
+fn number_of_grants_is_bounded() {
     let mut node = Node::new(DecodeConfig { max_running: 1, max_waiting: 2, ..config(50) });
     for n in 0..3 {
         node.ask(grant_request(n, &tokens(4), 2)).unwrap();
@@ -526,7 +526,7 @@ pub(super) fn ranges(plan: &StepPlan) -> Vec<(u128, std::ops::Range<usize>)> {
 }
 
 #[test]
-fn the_youngest_is_preempted_if_blocks_run_out_and_is_computed_again_before_newcomers() {
+fn youngest_sequence_is_preempted_and_recomputed_before_newcomers() {
     let mut node = Node::new(DecodeConfig { growth_blocks: 0, prompt_budget: 6, ..config(5) });
     node.admit(0, &tokens(7), 10);
     node.admit(1, &[30, 31, 32, 33, 34, 35, 36], 6);
@@ -577,7 +577,7 @@ fn the_youngest_is_preempted_if_blocks_run_out_and_is_computed_again_before_newc
 }
 
 #[test]
-fn a_grant_is_refused_while_the_steps_take_longer_than_the_sequence_can_bear() {
+fn grant_is_refused_while_recent_step_time_exceeds_its_tbt() {
     let mut node = Node::new(DecodeConfig { grant_wait: Duration::from_secs(4), ..config(20) });
     node.admit(0, &tokens(8), 40);
     let ask = |n, tbt| GrantRequest { tbt, ..grant_request(n, &[20, 21, 22], 5) };
@@ -599,7 +599,7 @@ fn a_grant_is_refused_while_the_steps_take_longer_than_the_sequence_can_bear() {
 }
 
 #[test]
-fn a_grant_waits_for_room_and_is_refused_in_time() {
+fn grant_request_waits_for_room_and_is_refused_in_time() {
     let wait = Duration::from_secs(4);
     let mut node = Node::new(DecodeConfig { grant_wait: wait, ..config(6) });
     node.admit(0, &tokens(8), 13);
@@ -664,7 +664,7 @@ impl Node {
 }
 
 #[test]
-fn a_prompt_is_computed_here_in_chunks_beside_the_batch() {
+fn prompt_at_decode_node_is_computed_in_chunks_in_mixed_batches() {
     let mut node = Node::new(DecodeConfig { prompt_budget: 6, ..config(40) });
     node.admit(0, &tokens(5), 20);
     let first = node.take_step();
@@ -711,7 +711,7 @@ fn a_prompt_is_computed_here_in_chunks_beside_the_batch() {
 }
 
 #[test]
-fn one_token_is_all_that_a_prompt_may_want() {
+fn one_token_request_at_decode_node_ends_with_its_first_token() {
     let mut node = Node::new(config(10));
     node.after(MS, |core, now| core.on_submit(now, submitted(0, &tokens(6), 1)));
     let plan = node.take_step();
@@ -724,7 +724,7 @@ fn one_token_is_all_that_a_prompt_may_want() {
 }
 
 #[test]
-fn what_another_class_computed_is_neither_taken_from_the_cache_nor_kept_in_it() {
+fn blocks_of_other_kv_class_are_neither_reused_nor_cached() {
     let mut node = Node::new(config(20));
     node.admit(0, &tokens(9), 2);
     let plan = node.take_step();

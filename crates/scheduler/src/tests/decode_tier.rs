@@ -110,7 +110,7 @@ fn failed(kind: ErrorKind) -> Result<usize, Refused> {
 }
 
 #[test]
-fn what_the_arena_has_lost_comes_from_the_tier_before_the_sequence_runs() {
+fn evicted_blocks_are_read_from_ssd_before_the_sequence_runs() {
     let mut node = Node::with_lost_prompt();
     node.now(|core, now| core.on_submit(now, job(2, 0..18, 1)));
     let (of, hashes, destinations) = node.load().unwrap();
@@ -126,7 +126,7 @@ fn what_the_arena_has_lost_comes_from_the_tier_before_the_sequence_runs() {
 }
 
 #[test]
-fn what_the_tier_cannot_give_is_computed_and_a_tier_that_hangs_is_left_alone_for_a_while() {
+fn failed_ssd_read_is_computed_and_hung_ssd_is_not_read_for_a_while() {
     for (kind, asked_again) in [(ErrorKind::DataLoss, true), (ErrorKind::DeadlineExceeded, false)] {
         let mut node = Node::with_lost_prompt();
         node.now(|core, now| core.on_submit(now, job(2, 0..18, 1)));
@@ -141,7 +141,7 @@ fn what_the_tier_cannot_give_is_computed_and_a_tier_that_hangs_is_left_alone_for
 }
 
 #[test]
-fn blocks_of_a_request_that_was_aborted_wait_for_the_tier() {
+fn blocks_of_aborted_request_wait_for_their_ssd_read() {
     let mut node = Node::with_lost_prompt();
     node.now(|core, now| core.on_submit(now, job(2, 0..18, 4)));
     assert!(node.load().is_some());
@@ -154,7 +154,7 @@ fn blocks_of_a_request_that_was_aborted_wait_for_the_tier() {
 }
 
 #[test]
-fn what_is_not_fetched_of_a_migrated_sequence_comes_from_the_tier() {
+fn migrated_blocks_that_are_not_fetched_are_read_from_ssd() {
     let mut node = Node::with_lost_prompt();
     let fetch = FetchSource { node: target().node, generation: Generation(1), address: String::new(), tokens: 17 };
     let resumed = PrefillJob { is_migration: true, output_tokens: 2, fetch: Some(fetch), ..job(2, 0..18, 4) };

@@ -54,7 +54,7 @@ impl Node {
 }
 
 #[test]
-fn compute_begins_once_the_layers_keep_ahead_of_it() {
+fn prefill_begins_once_fetched_layers_keep_ahead_of_it() {
     let mut node = Node::new(config());
     // At 1 ms a layer, the last of 3 layers is needed 6 ms into a compute of 9.
     node.submit(fetching(0, 0..20, 1, 16, 9 * MS));
@@ -90,7 +90,7 @@ fn compute_begins_once_the_layers_keep_ahead_of_it() {
 }
 
 #[test]
-fn others_compute_while_a_prefix_comes() {
+fn other_prompts_compute_while_a_prefix_is_fetched() {
     let mut node = Node::new(config());
     node.submit(fetching(0, 0..20, 1, 16, MS));
     node.submit(job(1, 40..48, 1));
@@ -105,7 +105,7 @@ fn others_compute_while_a_prefix_comes() {
 }
 
 #[test]
-fn what_the_holder_has_lost_is_computed() {
+fn blocks_the_prefix_holder_has_lost_are_computed() {
     let mut node = Node::new(config());
     node.submit(fetching(0, 0..18, 1, 16, MS));
     node.begin(0, 3);
@@ -116,7 +116,7 @@ fn what_the_holder_has_lost_is_computed() {
 }
 
 #[test]
-fn a_fetch_that_fails_under_a_step_spoils_it() {
+fn failed_fetch_during_a_step_invalidates_the_step() {
     let mut node = Node::new(config());
     node.submit(fetching(0, 0..10, 4, 8, Duration::from_secs(1)));
     let granted = 3;
@@ -147,7 +147,7 @@ fn a_fetch_that_fails_under_a_step_spoils_it() {
 }
 
 #[test]
-fn a_prefix_that_is_late_spoils_its_part_of_the_step_and_its_source_is_left_alone_for_a_while() {
+fn late_prefix_invalidates_its_part_of_step_and_pauses_its_holder() {
     let mut node = Node::new(config());
     let second = Duration::from_secs(1);
     node.submit(fetching(0, 0..12, 1, 8, second));
@@ -202,7 +202,7 @@ fn a_prefix_that_is_late_spoils_its_part_of_the_step_and_its_source_is_left_alon
 }
 
 #[test]
-fn a_prefix_that_comes_after_it_was_given_up_is_used_by_the_next_step() {
+fn late_prefix_that_arrives_anyway_is_used_by_the_next_step() {
     let mut node = Node::new(config());
     node.submit(fetching(0, 0..12, 1, 8, Duration::from_secs(1)));
     node.begin(0, 2);
@@ -220,7 +220,7 @@ fn a_prefix_that_comes_after_it_was_given_up_is_used_by_the_next_step() {
 }
 
 #[test]
-fn blocks_of_a_request_that_ended_wait_for_its_fetch() {
+fn blocks_of_ended_request_wait_for_its_fetch() {
     let mut node = Node::new(config());
     node.submit(fetching(0, 0..20, 1, 16, MS));
     node.begin(0, 4);
@@ -246,7 +246,7 @@ fn opened(node: &mut Node) -> (RequestKey, LeaseReply) {
 }
 
 #[test]
-fn others_read_here_under_leases() {
+fn prefill_node_leases_cached_blocks_to_readers() {
     let mut node = Node::new(config());
     node.submit(fetching(0, 0..16, 1, 16, MS));
     let hashes = node.take_fetch().0.block_hashes.to_vec();

@@ -37,7 +37,7 @@ impl Node {
 }
 
 #[test]
-fn a_prompt_that_needs_what_readers_hold_is_not_put_off_by_more_readers() {
+fn prompt_that_needs_leased_blocks_is_not_delayed_by_new_leases() {
     let mut node = Node::new(PrefillConfig { model: model(BLOCKS), ..config() });
     node.run_alone(job(0, 0..16, 1));
     let first = node.lease(lease(7, 0..16)).unwrap();
@@ -55,7 +55,7 @@ fn a_prompt_that_needs_what_readers_hold_is_not_put_off_by_more_readers() {
 }
 
 #[test]
-fn a_reader_has_each_block_once_and_leaves_leases_to_others() {
+fn lease_has_each_block_once_and_one_reader_cannot_take_all() {
     let mut node = Node::new(PrefillConfig { model: model(BLOCKS), max_leases: 8, ..config() });
     node.run_alone(job(0, 0..16, 1));
     let mut again = lease(7, 0..16);
@@ -73,7 +73,7 @@ fn a_reader_has_each_block_once_and_leaves_leases_to_others() {
 }
 
 #[test]
-fn a_reader_that_is_lost_holds_nothing_up() {
+fn leases_of_lost_reader_end_and_waiting_prompt_runs() {
     let mut node = Node::new(PrefillConfig { model: model(BLOCKS), ..config() });
     node.run_alone(job(0, 0..16, 1));
     for n in [7, 8] {
@@ -113,7 +113,7 @@ impl Decode {
 }
 
 #[test]
-fn the_same_at_a_decode_node() {
+fn decode_node_refuses_new_leases_while_a_prompt_waits_for_blocks() {
     let config = DecodeConfig { prompt_budget: 64, ..DecodeConfig::new(model(BLOCKS)) };
     let mut node = Decode(DecodeCore::new(config).unwrap(), Instant::now());
     node.0.on_submit(node.1, job(0, 0..16, 1));

@@ -37,7 +37,7 @@ impl Node {
 }
 
 #[test]
-fn a_sequence_without_room_is_offered_now_and_then_and_what_is_taken_is_released() {
+fn preempted_sequence_is_offered_for_migration_until_it_has_left() {
     let mut node = Node::new(DecodeConfig { growth_blocks: 0, ..config(5) });
     node.admit(0, &prompt(0, 7), 10);
     node.admit(1, &prompt(1, 7), 6);
@@ -62,7 +62,7 @@ fn a_sequence_without_room_is_offered_now_and_then_and_what_is_taken_is_released
 }
 
 #[test]
-fn a_node_on_its_way_out_offers_what_runs_and_lends_what_is_taken() {
+fn draining_node_offers_sequences_for_migration_and_leases_their_blocks() {
     let mut node = Node::new(config(20));
     node.admit(0, &prompt(0, 8), 10);
     let plan = node.take_step();
@@ -100,7 +100,7 @@ fn resumed(n: u64, there: u32) -> PrefillJob {
 }
 
 #[test]
-fn a_sequence_of_another_node_goes_on_here_with_what_was_fetched() {
+fn migrated_sequence_resumes_with_the_blocks_that_were_fetched() {
     // Whole, in part, and not at all.
     for (brought, computed) in [(Some(3), 12..14), (Some(1), 4..14), (None, 0..14)] {
         let mut node = Node::new(config(20));
@@ -131,7 +131,7 @@ fn a_sequence_of_another_node_goes_on_here_with_what_was_fetched() {
 }
 
 #[test]
-fn a_sequence_that_would_have_to_wait_is_not_taken() {
+fn migration_is_refused_if_the_sequence_would_have_to_wait() {
     let refusal = |node: &mut Node, job| {
         node.after(MS, |core, now| core.on_submit(now, job));
         let refused = node.answer().unwrap_err();
@@ -153,7 +153,7 @@ fn a_sequence_that_would_have_to_wait_is_not_taken() {
 }
 
 #[test]
-fn one_that_is_still_coming_is_preempted_first_and_its_blocks_stay_until_nothing_comes() {
+fn incoming_migration_is_preempted_first_and_its_blocks_wait_for_fetch() {
     let mut node = Node::new(DecodeConfig { growth_blocks: 0, ..config(8) });
     node.admit(1, &prompt(1, 7), 20);
     node.after(MS, |core, now| core.on_submit(now, resumed(0, 13)));

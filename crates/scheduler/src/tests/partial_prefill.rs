@@ -43,7 +43,7 @@ fn take_request(node: &mut PrefillNode) -> GrantRequest {
 }
 
 #[test]
-fn the_prefill_node_computes_the_head_and_hands_over_with_the_grant() {
+fn prefill_node_computes_first_part_and_sends_handoff_with_grant() {
     let mut node = PrefillNode::new(super::prefill::config());
     node.submit(partial_prefill_job(0));
     assert_eq!(take_request(&mut node).partial_prefill_tokens, 10);
@@ -77,7 +77,7 @@ fn the_prefill_node_computes_the_head_and_hands_over_with_the_grant() {
 }
 
 #[test]
-fn blocks_that_were_cached_before_count_as_pushed_layers_only_when_they_are() {
+fn cached_blocks_count_as_pushed_layers_only_once_pushed() {
     let mut node = PrefillNode::new(super::prefill::config());
     node.run_alone(job(7, 0..8, 1));
     node.submit(partial_prefill_job(0));
@@ -91,7 +91,7 @@ fn blocks_that_were_cached_before_count_as_pushed_layers_only_when_they_are() {
 }
 
 #[test]
-fn what_the_decode_node_does_not_want_to_compute_the_prefill_node_does() {
+fn prefill_node_computes_all_if_partial_prefill_is_declined() {
     // Before and after the prefill node's part is computed.
     for head_first in [false, true] {
         let mut node = PrefillNode::new(super::prefill::config());
@@ -118,7 +118,7 @@ fn what_the_decode_node_does_not_want_to_compute_the_prefill_node_does() {
 }
 
 #[test]
-fn a_decode_node_that_takes_the_place_of_another_is_not_asked_to_share() {
+fn reselected_decode_node_is_not_asked_for_a_partial_prefill() {
     let mut node = PrefillNode::new(super::prefill::config());
     node.submit(partial_prefill_job(0));
     take_request(&mut node);
@@ -132,7 +132,7 @@ fn a_decode_node_that_takes_the_place_of_another_is_not_asked_to_share() {
 }
 
 #[test]
-fn a_partial_prefill_that_is_none_is_computed_with_the_rest() {
+fn invalid_partial_prefill_is_computed_by_the_prefill_node() {
     let whole = [
         PrefillJob { partial_prefill_tokens: 9, ..partial_prefill_job(0) },
         PrefillJob { decode: None, ..PrefillJob { partial_prefill_tokens: 10, ..job(0, 0..22, 1) } },
@@ -177,7 +177,7 @@ fn layers(plan: &StepPlan) -> std::ops::Range<u32> {
 }
 
 #[test]
-fn the_partial_prefill_follows_the_first_part_layer_by_layer_in_mixed_batches() {
+fn partial_prefill_follows_first_part_layer_by_layer_in_mixed_batches() {
     let (mut node, reply) = followed(4);
     let layer = BLOCK_BYTES;
     // The second layer may come before the first is whole.
@@ -209,7 +209,7 @@ fn the_partial_prefill_follows_the_first_part_layer_by_layer_in_mixed_batches() 
 }
 
 #[test]
-fn slices_are_as_long_as_the_budget_says_and_one_partial_prefill_goes_after_the_other() {
+fn partial_prefill_slices_fit_the_budget_and_oldest_goes_first() {
     // 27 tokens through three layers are two layers of four times 10 tokens.
     let (mut node, reply) = followed(27);
     let second = node.ask(GrantRequest { partial_prefill_tokens: 14, ..grant_request(1, &tokens(18), 5) }).unwrap();
@@ -225,7 +225,7 @@ fn slices_are_as_long_as_the_budget_says_and_one_partial_prefill_goes_after_the_
 }
 
 #[test]
-fn what_becomes_of_a_partial_prefill_whose_first_part_does_not_come() {
+fn partial_prefill_fails_if_its_first_part_does_not_arrive() {
     // The prefill node gives up, under a step.
     let (mut node, reply) = followed(4);
     arrive(&mut node, &reply, 0, 1, BLOCK_BYTES);
@@ -261,7 +261,7 @@ fn what_becomes_of_a_partial_prefill_whose_first_part_does_not_come() {
 }
 
 #[test]
-fn a_partial_prefill_is_declined_if_it_makes_no_sense_and_a_handoff_has_to_fit() {
+fn invalid_partial_prefill_is_declined_and_handoff_must_match() {
     let mut node = DecodeNode::new(decode::config(20));
     let prompt = tokens(22);
     let ask = |node: &mut DecodeNode, n, partial_prefill_tokens, is_other_class| {
@@ -295,7 +295,7 @@ fn a_partial_prefill_is_declined_if_it_makes_no_sense_and_a_handoff_has_to_fit()
 }
 
 #[test]
-fn all_partial_prefills_are_taken_and_those_that_have_begun_go_first() {
+fn partial_prefills_that_have_begun_go_before_new_ones() {
     let mut node = DecodeNode::new(decode::config(100));
     let heads: Vec<_> = (0..6)
         .map(|n| {

@@ -165,7 +165,7 @@ pub(super) fn shares(plan: &StepPlan) -> Vec<(RequestKey, std::ops::Range<usize>
 }
 
 #[test]
-fn requests_share_a_chunk_and_shares_end_on_block_boundaries() {
+fn prompts_share_a_chunk_and_shares_end_on_block_boundaries() {
     let mut node = Node::new(config());
     node.submit(job(0, 0..6, 1));
     let first = node.take_step();
@@ -192,7 +192,7 @@ fn requests_share_a_chunk_and_shares_end_on_block_boundaries() {
 }
 
 #[test]
-fn a_chunk_that_ends_a_prompt_is_not_filled_up_with_parts_of_others() {
+fn chunk_that_ends_a_prompt_is_not_filled_with_parts_of_others() {
     let mut node = Node::new(PrefillConfig { min_chunk_tokens: 6, ..config() });
     node.submit(job(0, 0..4, 1));
     let first = node.take_step();
@@ -207,7 +207,7 @@ fn a_chunk_that_ends_a_prompt_is_not_filled_up_with_parts_of_others() {
 }
 
 #[test]
-fn priorities_leave_the_queue_first_and_no_request_overtakes_within_one() {
+fn prefill_queue_serves_priorities_first_then_in_fcfs_order() {
     let mut node = Node::new(PrefillConfig { max_sequences_per_chunk: 1, ..config() });
     node.submit(job(0, 0..16, 1));
     for (n, priority) in [(1, 0), (2, 5), (3, 0), (4, 5)] {
@@ -223,7 +223,7 @@ fn priorities_leave_the_queue_first_and_no_request_overtakes_within_one() {
 }
 
 #[test]
-fn a_repeated_prompt_computes_only_what_is_past_the_last_full_block_before_its_end() {
+fn repeated_prompt_computes_only_past_its_last_full_cached_block() {
     let mut node = Node::new(config());
     node.run_alone(job(0, 0..17, 1));
     node.submit(job(1, 0..17, 1));
@@ -246,7 +246,7 @@ fn a_repeated_prompt_computes_only_what_is_past_the_last_full_block_before_its_e
 }
 
 #[test]
-fn prompt_logprobs_bypass_the_cache_and_come_with_the_first_token() {
+fn prompt_logprobs_bypass_prefix_cache_and_come_with_first_token() {
     let mut node = Node::new(config());
     node.run_alone(job(0, 0..20, 1));
     node.submit(with_sampling(job(1, 0..20, 1), |sampling| sampling.prompt_logprobs = Some(5)));
@@ -269,7 +269,7 @@ fn prompt_logprobs_bypass_the_cache_and_come_with_the_first_token() {
 }
 
 #[test]
-fn layers_are_pushed_while_later_ones_compute_and_the_transfer_is_told_exactly() {
+fn layers_are_pushed_while_later_ones_compute() {
     let mut node = Node::new(PrefillConfig { max_inflight_pushes: 2, ..config() });
     node.submit(job(0, 0..10, 5));
     let request = node.take(|effect| match effect {
@@ -316,7 +316,7 @@ fn layers_are_pushed_while_later_ones_compute_and_the_transfer_is_told_exactly()
 }
 
 #[test]
-fn an_output_is_gone_on_with_after_a_loss() {
+fn prefill_node_resumes_output_after_a_node_loss() {
     let mut node = Node::new(config());
     // A prompt of 6 tokens, and 4 of at most 6 of the output.
     node.submit(PrefillJob { output_tokens: 4, ..job(0, 0..10, 6) });
@@ -351,7 +351,7 @@ fn an_output_is_gone_on_with_after_a_loss() {
 }
 
 #[test]
-fn cached_blocks_are_pushed_at_once_and_an_engine_that_reports_no_layers_is_served_too() {
+fn cached_blocks_are_pushed_at_once_without_layer_reports() {
     let mut node = Node::new(config());
     node.run_alone(job(0, 0..12, 1));
     node.submit(job(1, 0..12, 5));
@@ -366,7 +366,7 @@ fn cached_blocks_are_pushed_at_once_and_an_engine_that_reports_no_layers_is_serv
 }
 
 #[test]
-fn a_decode_node_that_holds_every_block_gets_no_bytes() {
+fn decode_node_that_has_every_block_is_pushed_no_bytes() {
     let mut node = Node::new(config());
     node.submit(job(0, 0..8, 5));
     node.grant(0, 2, 0..0);
@@ -380,7 +380,7 @@ fn a_decode_node_that_holds_every_block_gets_no_bytes() {
 }
 
 #[test]
-fn a_stop_token_or_one_token_ends_here_and_gives_the_grant_back() {
+fn request_that_ends_at_prefill_releases_its_grant() {
     let mut node = Node::new(config());
     node.submit(with_sampling(job(0, 0..8, 5), |sampling| sampling.stop_token_ids = vec![7]));
     let plan = node.take_step();
@@ -399,7 +399,7 @@ fn a_stop_token_or_one_token_ends_here_and_gives_the_grant_back() {
 }
 
 #[test]
-fn what_cannot_be_taken_is_refused_at_once_with_the_numbers() {
+fn prompt_that_cannot_be_taken_is_refused_with_the_numbers() {
     let mut node = Node::new(PrefillConfig { max_waiting: 1, ..config() });
     let cases = [
         (job(0, [], 1), "the prompt is empty"),
@@ -433,7 +433,7 @@ fn what_cannot_be_taken_is_refused_at_once_with_the_numbers() {
 }
 
 #[test]
-fn waits_have_an_end() {
+fn prefill_waits_for_grant_and_for_blocks_time_out() {
     let mut node = Node::new(PrefillConfig { model: model(4), grant_timeout: Duration::from_secs(15), ..config() });
     node.submit(job(0, 0..16, 5));
     node.submit(job(1, 20..36, 1));
@@ -456,7 +456,7 @@ fn waits_have_an_end() {
 }
 
 #[test]
-fn a_handoff_without_an_answer_fails_and_releases_the_grant() {
+fn handoff_without_an_answer_fails_and_releases_the_grant() {
     let mut node = Node::new(config());
     node.submit(job(0, 0..8, 5));
     node.grant(0, 2, 0..0);
@@ -473,7 +473,7 @@ fn a_handoff_without_an_answer_fails_and_releases_the_grant() {
 }
 
 #[test]
-fn refusals_of_the_decode_node_fail_the_request_with_their_kind() {
+fn grant_refusal_fails_the_request_with_its_error_kind() {
     let mut node = Node::new(config());
     node.submit(job(0, 0..8, 5));
     let plan = node.take_step();
@@ -495,7 +495,7 @@ fn refusals_of_the_decode_node_fail_the_request_with_their_kind() {
 }
 
 #[test]
-fn if_a_decode_node_has_no_room_the_conductor_says_which_is_asked_until_time_is_up() {
+fn reselected_decode_node_is_asked_for_a_grant_until_timeout() {
     let mut node = Node::new(config());
     let asked = |node: &mut Node| {
         node.take(|effect| match effect {
@@ -535,7 +535,7 @@ fn if_a_decode_node_has_no_room_the_conductor_says_which_is_asked_until_time_is_
 }
 
 #[test]
-fn a_failed_push_cancels_the_others_and_blocks_stay_until_they_answer() {
+fn failed_push_cancels_the_others_and_blocks_stay_until_they_end() {
     let mut node = Node::new(config());
     node.submit(job(0, 0..8, 5));
     let plan = node.take_step();
@@ -558,7 +558,7 @@ fn a_failed_push_cancels_the_others_and_blocks_stay_until_they_answer() {
 }
 
 #[test]
-fn a_failed_step_fails_all_requests_in_it_and_no_other() {
+fn failed_prefill_step_fails_all_its_requests_and_no_other() {
     let mut node = Node::new(config());
     node.submit(job(0, 0..8, 1));
     let plan = node.take_step();
@@ -576,7 +576,7 @@ fn a_failed_step_fails_all_requests_in_it_and_no_other() {
 }
 
 #[test]
-fn aborts_are_silent_in_every_state() {
+fn prefill_abort_sends_no_event_in_every_state() {
     let mut node = Node::new(config());
     node.submit(job(0, 0..16, 5));
     node.submit(job(1, 0..8, 5));
@@ -601,13 +601,13 @@ fn aborts_are_silent_in_every_state() {
 
 #[test]
 #[should_panic(expected = "the step reported is not the step in flight")]
-fn a_step_that_is_not_in_flight_is_a_bug_of_the_shell() {
+fn report_of_a_step_not_in_flight_panics() {
     let mut node = Node::new(config());
     node.after(MS, |core, now| core.on_step_done(now, StepId(3), Ok(Vec::new())));
 }
 
 #[test]
-fn bounds_that_make_no_sense_are_named() {
+fn invalid_prefill_config_names_the_field() {
     let odd = PrefillConfig { token_budget: 6, ..config() };
     let error = PrefillCore::new(odd).unwrap_err();
     assert_eq!(error.to_string(), "token_budget is 6, but must be a multiple of the block's tokens");

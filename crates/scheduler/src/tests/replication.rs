@@ -62,7 +62,7 @@ impl Node {
 }
 
 #[test]
-fn a_prefix_comes_without_a_request_and_is_there_for_the_next_one() {
+fn replicated_prefix_is_cached_for_the_next_request() {
     let mut node = Node::new(config());
     node.order(order(9, 0..16));
     let (lease, destinations) = node.take_replication();
@@ -95,7 +95,7 @@ fn a_prefix_comes_without_a_request_and_is_there_for_the_next_one() {
 }
 
 #[test]
-fn what_fails_leaves_nothing() {
+fn failed_replication_leaves_no_blocks_in_use_or_cached() {
     let mut node = Node::new(config());
     node.order(order(9, 0..16));
     node.order(order(9, 0..16));
@@ -117,7 +117,7 @@ fn what_fails_leaves_nothing() {
 }
 
 #[test]
-fn a_request_that_lacks_room_gets_that_of_replications() {
+fn request_without_room_cancels_replications() {
     let mut config = config();
     config.model.layout.num_blocks = 10;
     let mut node = Node::new(config);
@@ -138,7 +138,7 @@ fn a_request_that_lacks_room_gets_that_of_replications() {
 }
 
 #[test]
-fn a_replication_makes_room_of_what_has_been_unused_for_long() {
+fn replication_evicts_only_blocks_long_unused() {
     let mut config = config();
     config.model.layout.num_blocks = 8;
     let long = config.cold_after;
@@ -158,7 +158,7 @@ fn a_replication_makes_room_of_what_has_been_unused_for_long() {
 }
 
 #[test]
-fn replications_end_with_their_conductor_and_their_number_is_bounded() {
+fn replications_end_with_their_conductor_and_are_bounded_in_number() {
     let mut node = Node::new(config());
     for n in 0..3 {
         node.order(order(n, (n as u32) * 100..(n as u32) * 100 + 8));

@@ -36,7 +36,7 @@ impl Node {
 }
 
 #[test]
-fn a_large_grant_keeps_its_place_from_one_wait_to_the_next() {
+fn large_grant_request_keeps_its_place_from_one_wait_to_the_next() {
     let wait = Duration::from_secs(4);
     let mut node = Node::new(DecodeConfig { grant_wait: wait, ..config(6) });
     node.admit(0, &prompt(0, 8), 13);
@@ -67,7 +67,7 @@ fn a_large_grant_keeps_its_place_from_one_wait_to_the_next() {
 }
 
 #[test]
-fn a_running_sequence_is_preempted_for_an_older_one_that_has_blocks_and_no_slot() {
+fn running_sequence_is_preempted_for_older_one_that_has_no_slot() {
     let mut node = Node::new(DecodeConfig { max_running: 1, growth_blocks: 0, ..config(6) });
     let reply = node.ask(grant_request(1, &prompt(1, 8), 3)).unwrap();
     node.after(MS, |core, now| core.on_submit(now, submitted(2, &prompt(2, 8), 12)));

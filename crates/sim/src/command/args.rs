@@ -220,14 +220,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_not_given_is_the_simulators_default() {
+    fn omitted_options_are_the_simulators_defaults() {
         let args = parse("--trace t").unwrap();
         assert_eq!(args.options(), SimOptions::default());
         assert_eq!((args.jitter, args.model_profile.as_str()), (Duration::ZERO, "llama3-70b-a800"));
     }
 
     #[test]
-    fn options_arrive() {
+    fn command_line_options_reach_the_simulator() {
         let line = "--trace t --prefill 14 --decode 2 --placement mooncake --balancing-threshold 2 --admission early --speed 2.5 \
                     --ttft-slo-ms 10000 --tbt-slo-ms 200 --max-wait-ms off --queue-timeout-s 80 --max-overtaken-s 40 \
                     --seed 7 --cache-blocks 100 --block-tokens 16 --window second-half --without partial-prefill --decode-blocks 50 --replicate-prefixes 2 --fault-every 60 --fault kill";
@@ -257,7 +257,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_cannot_be_names_its_option() {
+    fn invalid_option_value_names_its_option() {
         for (line, option) in [
             ("", "--trace"),
             ("--trace t --prefill 0", "--prefill"),
@@ -290,7 +290,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_threshold_needs_its_policy() {
+    fn balancing_threshold_requires_mooncake_placement() {
         let check = |line: &str| parse(line).unwrap().check();
         let error = check("--trace t --balancing-threshold 2").unwrap_err().to_string();
         assert_eq!(error, "--balancing-threshold: only placement mooncake has one, and this is min-total-delay");

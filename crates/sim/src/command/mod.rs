@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_promised_fields() {
+    fn json_report_has_the_promised_fields() {
         let json = json_of("--placement mooncake --speed 2 --window second-half");
         for field in ["requests", "completed", "rejected", "late", "failed", "met", "computed_tokens"] {
             assert!(json[field].is_u64(), "{field}: {}", json[field]);
@@ -84,20 +84,20 @@ mod tests {
     }
 
     #[test]
-    fn several_runs_are_a_list() {
+    fn json_report_of_several_runs_is_a_list() {
         assert_eq!(json_of("--compare admission")["runs"].as_array().unwrap().len(), 5);
         assert_eq!(json_of("--curve 1:1:1")["runs"].as_array().unwrap().len(), 1, "a curve, if of one point");
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_figures() {
+    fn same_seed_gives_the_same_figures() {
         let options = "--compare pairs --curve 1:3:1 --jitter 2 --seed";
         assert_eq!(answer_of(&format!("{options} 7"), true), answer_of(&format!("{options} 7"), true));
         assert_ne!(json_of("--seed 7")["ttft_mean_s"], json_of("--seed 8")["ttft_mean_s"]);
     }
 
     #[test]
-    fn a_report_says_what_was_played() {
+    fn text_report_names_trace_options_and_results() {
         let text = answer_of("--jitter 2 --seed 7", false);
         for part in ["small.jsonl: 60 requests", "llama3-70b-a800", "seed 7, jitter 2 s", "met, 0 late", "TTFT floor"] {
             assert!(text.contains(part), "{part}: {text}");

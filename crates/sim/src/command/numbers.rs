@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn curves_have_both_ends() {
+    fn speed_curve_includes_both_ends() {
         let speeds = |text: &str| text.parse::<Curve>().map(|curve| curve.0);
         assert_eq!(speeds("0.5:2:0.5"), Ok(vec![0.5, 1.0, 1.5, 2.0]));
         assert_eq!(speeds("0.1:0.3:0.1"), Ok(vec![0.1, 0.2, 0.3]));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_bounds() {
+    fn option_numbers_out_of_bounds_are_refused() {
         for text in ["0", "-1", "inf", "NaN", "fast", "1e300", ""] {
             assert!(speed(text).is_err(), "{text}");
             assert!(positive_seconds(text).is_err(), "{text}");

@@ -72,19 +72,19 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_run_is_one() {
+    fn plan_without_comparison_is_one_run() {
         assert_eq!(names("--trace t --speed 2"), [("min-total-delay".to_owned(), 2.0)]);
     }
 
     #[test]
-    fn each_policy_runs_at_each_speed() {
+    fn comparison_runs_each_policy_at_each_speed() {
         let runs = names("--trace t --compare admission --curve 1:2:1");
         assert_eq!(runs.len(), 2 * SimAdmission::ALL.len());
         assert_eq!(runs[..2], [("none".to_owned(), 1.0), ("none".to_owned(), 2.0)]);
     }
 
     #[test]
-    fn only_what_is_compared_differs() {
+    fn comparison_runs_differ_only_in_what_is_compared() {
         let args = parse("--trace t --admission early --compare placement --balancing-threshold 3").unwrap();
         for Setting { options, .. } in settings(&args) {
             assert_eq!(options.admission, SimAdmission::Production(AdmissionKind::Early));
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn each_feature_is_left_out_once() {
+    fn comparison_of_features_leaves_each_out_once() {
         let runs = settings(&parse("--trace t --compare features").unwrap());
         for (index, run) in runs.iter().enumerate() {
             assert!(runs[..index].iter().all(|other| other.options != run.options), "{run:?}");

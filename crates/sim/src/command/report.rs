@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_go_to_the_left_and_figures_to_the_right() {
+    fn report_table_aligns_names_left_and_figures_right() {
         let rows = [["POLICY", "N"], ["décode", "200"], ["p", "1"]].map(|row| row.map(str::to_owned).to_vec());
         assert_eq!(table(1, &rows), "POLICY    N\ndécode  200\np         1");
     }

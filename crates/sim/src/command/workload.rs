@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_option_and_the_file() {
+    fn workload_errors_name_the_option_and_the_file() {
         let missing = load(Path::new("/nowhere/t"), "").unwrap_err().to_string();
         assert!(missing.starts_with("--trace /nowhere/t: ") && missing.contains("No such file"), "{missing}");
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_holds_no_block_is_refused() {
+    fn profile_whose_node_holds_no_block_is_refused() {
         let small = ModelProfile { cache_tokens: 500, ..ModelProfile::load("llama3-70b-a800").unwrap() };
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), serde_json::to_string(&small).unwrap()).unwrap();
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn coarse_timestamps_are_told_of() {
+    fn coarse_trace_timestamps_give_a_warning() {
         let coarse = trace_file(60, |n| n / 6 * 3000);
         let warning = load(coarse.path(), "").unwrap().warning().unwrap();
         assert!(warning.contains("60 requests") && warning.contains("--jitter 3"), "{warning}");

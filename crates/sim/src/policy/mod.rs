@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policies_have_the_names_that_they_are_chosen_by() {
+    fn sim_policies_have_the_names_they_are_chosen_by() {
         for placement in SimPlacement::ALL {
             assert_eq!((placement.as_str().parse(), placement.policy().name()), (Ok(placement), placement.as_str()));
         }

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ratio_decides_between_the_own_prefix_and_the_longest() {
+    fn mooncake_threshold_chooses_between_own_and_longest_prefix() {
         // 1,000 tokens elsewhere, 400 here: 2.5 times as long.
         let candidates = [with_fetch(prefill(10, 600, 400), 50, 100, 1000), prefill(700, 100, 1000)];
         assert_eq!(choose(2.0, &candidates), (0, true));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn it_transfers_even_if_computing_is_faster() {
+    fn mooncake_fetches_prefix_even_if_computing_is_faster() {
         let candidates = [with_fetch(prefill(0, 100, 0), 500, 10, 64)];
         assert_eq!(choose(4.0, &candidates), (0, true), "with nothing of its own the ratio has no bound");
     }

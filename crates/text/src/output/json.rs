@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_ends_where_its_json_ends() {
+    fn json_value_in_output_ends_where_its_json_ends() {
         let cases = [
             (r#"{"a": "}"} x"#, Some(r#"{"a": "}"}"#)),
             (r#"{"a": "\"}", "b": [{}, "]"]}}"#, Some(r#"{"a": "\"}", "b": [{}, "]"]}"#)),
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_say_what_serde_reads() {
+    fn json_strings_in_output_unescape_as_serde_does() {
         let strings = [r#"a\"b\\c\/d\b\f\n\r\té"#, r"\u00e9\u4e2d x \ud83d\ude00 \uD83D\uDE00\u0041"];
         for inside in strings {
             let expected: String = serde_json::from_str(&format!("\"{inside}\"")).unwrap();

@@ -69,7 +69,7 @@ fn assert_text(template: &str, outputs: &[&str]) {
 }
 
 #[test]
-fn llama3_calls() {
+fn llama3_tool_calls_are_parsed() {
     let cases = [
         (r#"{"name": "add", "parameters": {"a": 1, "b": "2"}}"#, r#"add({"a": 1, "b": "2"})"#),
         ("<|python_tag|>{\"name\": \"now\", \"parameters\": {}}", "now({})"),
@@ -105,7 +105,7 @@ fn llama3_calls() {
 }
 
 #[test]
-fn hermes_calls() {
+fn hermes_tool_calls_are_parsed() {
     let cases = [
         (
             "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>",
@@ -152,7 +152,7 @@ fn hermes_calls() {
 }
 
 #[test]
-fn mistral_calls() {
+fn mistral_tool_calls_are_parsed() {
     let cases = [
         (
             r#"[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "VvvODy9mT"}]"#,
@@ -193,7 +193,7 @@ fn mistral_calls() {
 }
 
 #[test]
-fn reasoning_before_the_answer() {
+fn reasoning_before_the_answer_is_parsed() {
     let cases = [
         ("<think>\nOkay. 1 < 2,\n\nso yes.\n</think>\n\nYes.\n", "‹Okay. 1 < 2,\n\nso yes.› “Yes.\n”"),
         ("\n<think>\n\n</think>\n\nYes.", "“Yes.”"),
@@ -222,14 +222,14 @@ fn reasoning_before_the_answer() {
 }
 
 #[test]
-fn without_tools_a_call_is_text() {
+fn tool_call_without_tools_is_text() {
     let output = "<think>\nx\n</think>\n\n<tool_call>\n{\"name\": \"now\"}\n</tool_call>\n";
     let whole = events(parser(QWEN3_TEMPLATE, false, &[]), [output]);
     assert_eq!(shown(&whole), "‹x› “<tool_call>\n{\"name\": \"now\"}\n</tool_call>\n”");
 }
 
 #[test]
-fn events_come_as_soon_as_they_are_certain() {
+fn output_events_come_as_soon_as_they_are_certain() {
     let mut parser = parser(QWEN3_TEMPLATE, false, &TOOLS);
     let mut push = |text: &str| shown(&parser.push(text));
     assert_eq!(push("<think>\nHm"), "‹Hm›");
@@ -243,7 +243,7 @@ fn events_come_as_soon_as_they_are_certain() {
 }
 
 #[test]
-fn what_is_held_back_is_bounded() {
+fn withheld_output_is_bounded() {
     let long = |part: &str| part.repeat(20_000);
     let outputs = [
         (HERMES_TEMPLATE, long(" ")),
@@ -281,7 +281,7 @@ fn text(event: OutputEvent) -> String {
 }
 
 #[test]
-fn a_long_name_or_key_is_text_and_a_long_argument_is_not() {
+fn tool_call_with_long_name_is_text_and_with_long_argument_is_not() {
     let name = "x".repeat(300);
     assert_text(HERMES_TEMPLATE, &[&format!("<tool_call>{{\"name\": \"{name}\"}}")]);
     let output =
@@ -291,7 +291,7 @@ fn a_long_name_or_key_is_text_and_a_long_argument_is_not() {
 }
 
 #[test]
-fn formats_are_detected_by_what_templates_spell() {
+fn tool_call_and_reasoning_formats_are_detected_by_marks() {
     let detected = |source: &str| {
         let format = OutputFormat::detect(source, &Tokenizer::bytes());
         (format.tool_calls(), format.reasoning())
@@ -321,7 +321,7 @@ fn tokenizer(marks: &[&str]) -> Tokenizer {
 }
 
 #[test]
-fn special_tokens_that_are_marks_are_shown() {
+fn special_tokens_that_are_marks_of_the_format_are_shown() {
     let tokenizer = tokenizer(&["</s>", "[TOOL_CALLS]", "<tool_call>", "[ARGS]", "[THINK]", "[/THINK]"]);
     let format = OutputFormat::detect(MAGISTRAL_TEMPLATE, &tokenizer);
     assert_eq!(format.shown_tokens(), [1, 3, 4], "not those of other formats, and not text");
@@ -331,7 +331,7 @@ fn special_tokens_that_are_marks_are_shown() {
 }
 
 #[test]
-fn a_prompt_that_ends_with_the_mark_starts_in_reasoning() {
+fn prompt_that_ends_with_think_mark_starts_in_reasoning() {
     let tokenizer = tokenizer(&["<|im_end|>", "<think>"]);
     let starts = |end: &str| {
         let source = "{% for m in messages %}{{ m.content }}{% endfor %}".to_owned() + end;
@@ -437,7 +437,7 @@ fn well_formed(mistral: bool) -> impl Strategy<Value = (String, Vec<OutputEvent>
 
 proptest! {
     #[test]
-    fn any_cut_gives_the_events_of_the_whole(
+    fn output_events_are_the_same_for_any_chunking(
         template in prop::sample::select(TEMPLATES.to_vec()),
         starts_in_reasoning in any::<bool>(),
         output in adversarial(),
@@ -449,7 +449,7 @@ proptest! {
     }
 
     #[test]
-    fn with_no_tool_or_only_others_all_is_text(
+    fn tool_calls_of_unknown_tools_are_text(
         template in prop::sample::select(vec![LLAMA_TEMPLATE, HERMES_TEMPLATE, MISTRAL_TEMPLATE]),
         tools in prop::sample::select(vec![&[][..], &["other"]]),
         output in adversarial(),
@@ -459,7 +459,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_is_given_twice_or_in_another_order(
+    fn output_events_keep_their_order_without_repeats(
         template in prop::sample::select(TEMPLATES.to_vec()),
         output in adversarial(),
     ) {

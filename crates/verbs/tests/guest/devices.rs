@@ -12,7 +12,7 @@ use crate::pair::open;
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn both_rails_are_listed_and_described() {
+fn both_rdma_rails_are_listed_and_described() {
     let devices = Device::list().unwrap();
     let mut names: Vec<_> = devices.iter().map(Device::name).collect();
     names.sort_unstable();
@@ -31,7 +31,7 @@ fn both_rails_are_listed_and_described() {
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn the_address_chosen_is_the_interfaces_ipv4_one() {
+fn chosen_gid_is_the_ipv4_address_of_the_interface() {
     for (rail, address) in [("rxe0", Ipv4Addr::new(10, 0, 0, 1)), ("rxe1", Ipv4Addr::new(10, 0, 1, 1))] {
         let table = open(rail).gid_table().unwrap();
         let chosen = choose_gid(&table, 1, None).unwrap();
@@ -43,7 +43,7 @@ fn the_address_chosen_is_the_interfaces_ipv4_one() {
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn registering_more_than_may_be_locked_says_what_to_set() {
+fn registration_beyond_memlock_limit_says_what_to_set() {
     let context = open("rxe0");
     let domain = ProtectionDomain::new(&context).unwrap();
     let limited = thread::spawn(move || {
@@ -63,7 +63,7 @@ fn registering_more_than_may_be_locked_says_what_to_set() {
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn a_descriptor_that_is_no_dmabuf_is_refused() {
+fn registration_of_descriptor_that_is_no_dmabuf_is_refused() {
     let domain = ProtectionDomain::new(&open("rxe0")).unwrap();
     let file = std::fs::File::open("/proc/self/exe").unwrap();
     let error = MemoryRegistration::register_dmabuf(&domain, file.as_fd(), 0, 4096, 0, Access::ALL).unwrap_err();

@@ -21,7 +21,7 @@ fn write(a: &Side, local: &MemoryRegistration, remote: RemoteSpan) -> Completion
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn the_peers_device_refuses_wrong_keys_and_ranges() {
+fn rdma_write_with_wrong_key_or_range_is_refused_by_the_peer() {
     type Wrong = fn(&Side) -> RemoteSpan;
     let wrongs: [(&str, Wrong); 3] = [
         ("beyond the end", |b| b.remote(4096 - 63)),
@@ -39,7 +39,7 @@ fn the_peers_device_refuses_wrong_keys_and_ranges() {
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn a_registration_gives_no_more_than_its_access() {
+fn registration_for_reads_refuses_remote_writes() {
     let (a, b) = connected("rxe0", 4096);
     let readable = Access { remote_read: true, ..Access::default() };
     let registration = MemoryRegistration::register(&b.domain, &b.region, readable).unwrap();
@@ -49,7 +49,7 @@ fn a_registration_gives_no_more_than_its_access() {
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn a_registration_of_another_domain_is_refused_here() {
+fn registration_of_other_protection_domain_is_refused_locally() {
     let (a, b) = connected("rxe0", 4096);
     let status = write(&a, &b.registration, b.remote(0));
     // Soft-RoCE reports the second, which is the less exact.
@@ -78,7 +78,7 @@ fn wait_for(events: &mut AsyncEvents, wanted: AsyncEvent) {
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn a_link_that_goes_down_fails_what_is_under_way_and_is_reported() {
+fn link_down_fails_work_requests_and_is_reported() {
     let (a, b) = connected("rxe0", 4096);
     let mut events = AsyncEvents::new(&a.context).unwrap();
     assert_eq!(events.next_event().unwrap(), None);

@@ -39,7 +39,7 @@ fn stream(a: &Side, b: &Side, stop: &AtomicBool) -> CompletionStatus {
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn nothing_lands_after_the_receivers_fence() {
+fn no_rdma_write_lands_after_the_receivers_fence() {
     for round in 0..5 {
         let (a, b) = connected("rxe0", BYTES);
         a.fill(&Random(4).bytes(BYTES));

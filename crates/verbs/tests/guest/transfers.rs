@@ -31,7 +31,7 @@ fn local<'a>(side: &'a Side, spans: &[(usize, usize)]) -> Vec<LocalSpan<'a>> {
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn written_bytes_are_all_there_when_the_immediate_arrives() {
+fn rdma_write_is_complete_when_its_immediate_arrives() {
     let (a, b) = connected("rxe0", BYTES);
     let mut random = Random(1);
     let source = random.bytes(BYTES);
@@ -63,7 +63,7 @@ fn written_bytes_are_all_there_when_the_immediate_arrives() {
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn read_bytes_are_the_peers() {
+fn rdma_read_returns_the_peers_bytes() {
     let (a, b) = connected("rxe1", BYTES);
     let mut random = Random(2);
     let source = random.bytes(BYTES);
@@ -87,7 +87,7 @@ fn read_bytes_are_the_peers() {
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn an_armed_queue_makes_one_event_that_carries_its_token() {
+fn armed_completion_queue_makes_one_event_with_its_token() {
     let (a, b) = connected("rxe0", 4096);
     assert!(!readable(&b, 0));
     b.pair.post_receives(0, 2).unwrap();
@@ -116,7 +116,7 @@ fn readable(side: &Side, timeout_ms: i32) -> bool {
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn a_full_queue_says_how_many_were_posted() {
+fn full_work_queue_says_how_many_requests_were_posted() {
     let config = QueuePairConfig { send_depth: 8, receive_depth: 8, ..QueuePairConfig::default() };
     let (a, b) = connected_with("rxe0", 4096, config);
     let error = b.pair.post_receives(0, 100_000).unwrap_err();
@@ -136,7 +136,7 @@ fn a_full_queue_says_how_many_were_posted() {
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn what_does_not_fit_a_list_or_a_registration_is_refused() {
+fn work_request_beyond_its_list_or_registration_is_refused() {
     let (a, b) = connected("rxe0", 4096);
     let span = |offset, len| LocalSpan { registration: &a.registration, offset, len };
     let mut requests = WorkRequests::new(1, 2);

@@ -49,7 +49,7 @@ fn write(a: &Side, b: &Side, offset: usize, len: u32, key: u32) -> CompletionSta
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn a_window_gives_its_bytes_until_it_is_invalidated() {
+fn memory_window_allows_writes_until_it_is_invalidated() {
     let (a, b) = connected("rxe0", 4096);
     assert!(a.context.has_memory_windows());
     a.fill(&[7; 4096]);
@@ -73,7 +73,7 @@ fn a_window_gives_its_bytes_until_it_is_invalidated() {
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn a_window_gives_neither_other_rights_nor_old_keys() {
+fn memory_window_refuses_reads_and_old_keys() {
     let (a, b) = connected("rxe0", 4096);
     b.fill(&[9; 4096]);
     let window = bound(&b);
@@ -94,7 +94,7 @@ fn a_window_gives_neither_other_rights_nor_old_keys() {
 
 #[test]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn a_window_is_of_the_queue_pair_it_was_bound_through() {
+fn memory_window_is_valid_only_for_its_queue_pair() {
     let (a, b) = connected("rxe0", 4096);
     let window = bound(&b);
     // Another connection into the same domain.

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_fence_waits_for_the_end() {
+    async fn fence_waits_for_the_end_of_its_connection() {
         let connections = Arc::new(Connections::default());
         let writer = writer(1);
         let registered = connections.register(&writer, 7).unwrap();
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_later_generation_ends_the_earlier_one() {
+    async fn later_generation_ends_connection_of_the_earlier_one() {
         let connections = Arc::new(Connections::default());
         let old = connections.register(&writer(1), 7).unwrap();
         assert_eq!(connections.register(&writer(1), 7).err(), Some(Rejection::InUse));

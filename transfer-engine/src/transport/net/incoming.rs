@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn frames_and_payload_are_told_apart_however_they_come() {
+    async fn frames_and_payload_are_separated_in_pieces_of_any_size() {
         let region = MemoryRegion::allocate(100_000).unwrap();
         let payload: Vec<u8> = (0..60_000u32).map(|i| (i * 7) as u8).collect();
         let mut bytes = Vec::new();
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_rest_of_a_frame_is_not_waited_for_forever() {
+    async fn incomplete_frame_times_out() {
         let (sender, receiver) = pair().await;
         sender.write_all(&ack(1).0[..9]).await.unwrap();
         let mut incoming = Incoming::new(Duration::from_millis(50));

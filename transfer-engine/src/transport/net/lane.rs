@@ -405,7 +405,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lane_that_has_just_been_given_work_has_not_stood_still() {
+    fn lane_with_new_work_is_not_stalled() {
         const SECOND: Duration = Duration::from_secs(1);
         let mut work = Work::default();
         assert_eq!((work.seen(40 * SECOND, false), work.seen(50 * SECOND, true)), (None, Some(Duration::ZERO)));

@@ -219,7 +219,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_cursor_visits_each_byte_once(spans in prop::collection::vec((0usize..90, 0usize..10), 0..12), steps in prop::collection::vec(1usize..25, 1..60)) {
+        fn payload_cursor_visits_each_byte_once(spans in prop::collection::vec((0usize..90, 0usize..10), 0..12), steps in prop::collection::vec(1usize..25, 1..60)) {
             let region = MemoryRegion::allocate(100).unwrap();
             let all: Vec<usize> = spans.iter().flat_map(|&(offset, len)| offset..offset + len).collect();
             let mut cursor = Cursor::new(&region, spans.into_iter());
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "2 bytes at 99 of 100")]
-    fn a_cursor_stays_inside() {
+    fn payload_cursor_outside_its_region_panics() {
         let region = MemoryRegion::allocate(100).unwrap();
         let _ = Cursor::new(&region, [(0, 100), (99, 2)].into_iter());
     }

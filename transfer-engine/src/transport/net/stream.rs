@@ -284,7 +284,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn files_come_with_the_bytes_they_were_sent_with() {
+    async fn file_descriptors_arrive_with_the_bytes_they_were_sent_with() {
         let (a, b) = UnixStream::pair().unwrap();
         let (a, b) = (Stream::unix(a), Stream::unix(b));
         let mut file = tempfile();
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_flood_of_files_is_an_error() {
+    async fn too_many_file_descriptors_are_an_error() {
         let (a, b) = UnixStream::pair().unwrap();
         let (a, b) = (Stream::unix(a), Stream::unix(b));
         let file = tempfile();

@@ -209,7 +209,7 @@ mod tests {
     use crate::kernels::reference;
 
     #[test]
-    fn bytes_are_near_the_row_and_the_same_on_all_sets() {
+    fn int8_kv_is_near_the_row_and_the_same_on_all_isas() {
         on_both_sides(compare_bytes);
     }
 
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_what_is_no_number_are_none_and_of_infinity_the_largest_half() {
+    fn int8_kv_of_nan_is_nan_and_of_infinity_is_the_largest_f16() {
         for isa in Isa::available() {
             let encoded = |x: &[f32]| {
                 let mut bytes = vec![0xff; KvDtype::Int8.row_bytes(x.len())];
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_are_rounded_to_their_type_and_nothing_beyond_them_is_touched() {
+    fn float_kv_is_rounded_to_its_dtype_without_writing_beyond() {
         on_both_sides(|| {
             for (dim, dtype) in [1, 15, 16, 17, 40]
                 .into_iter()
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_is_finite_or_no_number() {
+    fn f16_kv_is_finite_or_nan() {
         let x = [1e6, -1e6, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 65_519.0, -3.25, 0.0];
         let expected = [65_504.0, -65_504.0, 65_504.0, -65_504.0, f32::NAN, 65_504.0, -3.25, 0.0];
         for isa in Isa::available() {

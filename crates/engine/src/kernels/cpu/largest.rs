@@ -56,7 +56,7 @@ mod tests {
     use crate::kernels::{Isa, reference};
 
     #[test]
-    fn is_the_references() {
+    fn largest_logit_equals_the_reference() {
         on_both_sides(compare);
     }
 
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_no_number_is_seen_wherever_it_is() {
+    fn largest_logit_detects_non_finite_values_at_any_position() {
         for len in [1, 16, 40, 2050] {
             for at in 0..len {
                 for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {

@@ -584,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn equals_the_reference_bit_for_bit_over_odd_shapes() {
+    fn matmul_equals_the_reference_over_odd_shapes() {
         on_both_sides(compare_odd_shapes);
     }
 
@@ -681,7 +681,7 @@ mod tests {
     }
 
     #[test]
-    fn quantized_matrices_of_bfloat16_equal_the_reference_bit_for_bit_over_odd_shapes() {
+    fn matmul_of_quants_in_bf16_equals_the_reference_over_odd_shapes() {
         on_both_sides(compare_unpacked);
     }
 
@@ -715,7 +715,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_equal_products_and_then_gates_bit_for_bit() {
+    fn gated_matmul_equals_matmul_then_swiglu() {
         on_both_sides(compare_gated);
     }
 
@@ -751,7 +751,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packed_row_reads_back() {
+    fn row_of_packed_matrix_reads_back() {
         let w = shortened(&reference::random(1, 70 * 9));
         for element in ELEMENTS {
             let packed = packed(&Threads::new(1).unwrap(), element, &w, 9);
@@ -762,7 +762,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_read_fails_the_packing() {
+    fn failed_read_fails_packing_of_matrix() {
         let read = |range: Range<usize>, _: &mut [f32]| {
             if range.start == 32 { Err(EngineError::Model("row 32".to_owned())) } else { Ok(()) }
         };

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn is_the_reference_on_all_sets_whatever_the_number_of_rows() {
+    fn quantized_activations_equal_the_reference_on_all_isas() {
         on_both_sides(compare);
     }
 
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_shows_and_nothing_else_does() {
+    fn quantized_activations_show_non_finite_and_tiny_values() {
         on_both_sides(look_for_what_is_no_number);
     }
 

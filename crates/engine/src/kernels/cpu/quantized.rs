@@ -401,7 +401,7 @@ mod tests {
     use crate::kernels::{Rows, reference};
 
     #[test]
-    fn equals_the_reference_bit_for_bit_over_odd_shapes() {
+    fn quantized_matmul_equals_the_reference_over_odd_shapes() {
         on_both_sides(compare_odd_shapes);
     }
 
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_equal_products_and_then_gates_bit_for_bit() {
+    fn gated_quantized_matmul_equals_matmul_then_swiglu() {
         on_both_sides(compare_gated);
     }
 
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_is_near_the_product_of_the_elements() {
+    fn quantized_matmul_reference_is_near_the_float_product() {
         for dtype in quantized() {
             let blocks = random_blocks(dtype, 5, 3 * 4);
             let (x, form) = (reference::random(6, 128), dtype.quant_format().unwrap());

@@ -309,7 +309,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_packed_row_reads_back() {
+    fn row_of_packed_quants_reads_back() {
         let threads = Threads::new(2).unwrap();
         for dtype in quantized() {
             let blocks = random_blocks(dtype, 3, 37 * 2);
@@ -323,7 +323,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn memory_is_near_the_files() {
+    fn packed_tiles_take_little_more_memory_than_the_file() {
         for dtype in quantized() {
             let form = dtype.quant_format().unwrap();
             let packed = (code_bytes(form) + scale_bytes(form)) as f64 / (BLOCK * TILE_OUTPUTS) as f64;
@@ -333,7 +333,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_failed_read_fails_the_packing() {
+    fn failed_read_fails_packing_of_quants() {
         let read = |row: usize, _: &mut [QuantBlock]| {
             if row == 32 { Err(EngineError::Model("row 32".to_owned())) } else { Ok(()) }
         };

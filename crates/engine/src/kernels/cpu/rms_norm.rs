@@ -30,7 +30,7 @@ mod tests {
     use crate::kernels::{Isa, reference};
 
     #[test]
-    fn is_close_to_the_reference_and_the_same_on_all_sets() {
+    fn rms_norm_is_near_the_reference_and_the_same_on_all_isas() {
         on_both_sides(compare);
     }
 

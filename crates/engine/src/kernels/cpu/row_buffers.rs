@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_row_is_made_once_and_taken_to_its_place() {
+    fn row_buffers_make_every_row_once_and_in_place() {
         for (count, rows) in [(1, 0), (1, 1), (1, 16), (3, 15), (3, 17), (3, 70)] {
             let threads = Threads::new(count).unwrap();
             let buffers = RowBuffers::new(&threads, 5);

@@ -49,7 +49,7 @@ mod tests {
     use crate::kernels::{Isa, reference};
 
     #[test]
-    fn are_close_to_the_reference_and_the_same_on_all_sets() {
+    fn softmax_is_near_the_reference_and_the_same_on_all_isas() {
         on_both_sides(compare);
     }
 

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_exact_on_all_sets() {
+    fn integer_dot_products_are_exact_on_all_isas() {
         for signs in [[127, 127, 127, 127], [-127, -127, -127, -127], [-128, 127, -1, 0], [3, -90, 127, 55i8]] {
             let quants: [u8; QUADS] = std::array::from_fn(|i| if i < 8 { 255 } else { (i * 37 + 11) as u8 });
             let inputs = i32::from_ne_bytes(signs.map(|x| x as u8));

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_of_lanes_become_floats() {
+    fn lane_bits_convert_to_floats_on_all_isas() {
         // Signalling NaNs among them, which no operation on floats may touch.
         let bits: [u32; LANES] = std::array::from_fn(|i| 0x7fa5_0c3b_u32.rotate_left(3 * i as u32));
         let x = bits.map(f32::from_bits);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn bfloat16_is_rounded_to_nearest_even_on_all_sets() {
+    fn bf16_is_rounded_to_nearest_even_on_all_isas() {
         let mut a: [f32; LANES] = std::array::from_fn(|i| (i as f32 - 7.3) * 1.7);
         // Halfway cases, the largest number, infinity, and one that is too small.
         (a[0], a[1], a[2], a[3]) =
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn all_instruction_sets_give_the_same_bits() {
+    fn lane_operations_give_same_bits_on_all_isas() {
         let a: [f32; LANES] = std::array::from_fn(|i| (i as f32 - 7.3) * 1.7);
         let b: [f32; LANES] = std::array::from_fn(|i| (8.1 - i as f32) / 3.3);
         let patterns =

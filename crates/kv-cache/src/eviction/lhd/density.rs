@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn bins_are_as_wide_as_they_say() {
+    fn lhd_age_bins_have_their_declared_width() {
         for bin in 0..14 {
             assert_eq!(ages(bin) as f64, width(bin), "bin {bin}");
         }
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_rise_with_uses_and_only_a_fresh_last_block_is_below() {
+    fn lhd_class_rises_with_uses_and_fresh_last_block_is_lowest() {
         let (inner, last) = (Position { depth: 3, length: 9 }, Position { depth: 8, length: 9 });
         assert_eq!([1, 2, 3, 4, 255].map(|uses| class(uses, inner)), [1, 2, 3, 4, 4]);
         assert_eq!([1, 2].map(|uses| class(uses, last)), [0, 2]);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_again_is_worth_more_until_it_is_late() {
+    fn lhd_density_of_reused_class_is_higher_until_reuse_is_overdue() {
         let densities = taught();
         let at = |class, age| densities.density(class, densities.epoch - age);
         assert!(at(3, 1) > 2.0 * at(1, 1), "{} {}", at(3, 1), at(1, 1));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn densities_fall_with_age_and_rise_with_the_class() {
+    fn lhd_density_falls_with_age_and_rises_with_class() {
         let densities = taught().classes.map(|class| class.density);
         for class in 0..CLASSES {
             assert!(densities[class].is_sorted_by(|younger, older| younger >= older));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_released_long_ago_count_no_more() {
+    fn lhd_does_not_count_blocks_released_before_its_window() {
         let mut densities = Densities::new();
         densities.on_release(1);
         (0..WINDOW).for_each(|_| densities.next_epoch());

@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_evicted_is_forgotten_first_and_what_comes_back_is_not() {
+    fn lhd_ghosts_forget_oldest_eviction_first_but_not_a_reused_block() {
         let mut ghosts = Ghosts::new(2);
         assert!(ghosts.push(hash(1), life(1)).is_none());
         assert!(ghosts.push(hash(2), life(2)).is_none());
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded() {
+    fn lhd_ghosts_stay_within_their_capacity() {
         let mut ghosts = Ghosts::new(3);
         for released in 0..100 {
             ghosts.push(hash(released as u8 % 5), life(released));

@@ -148,7 +148,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn of_all_blocks_none_is_worth_less_than_the_one_evicted(
+        fn lhd_evicts_a_block_of_least_density(
             prompts in prop::collection::vec((0u8..24, 1usize..6), 1..200),
         ) {
             let mut policy = Lhd::new(16);

@@ -73,7 +73,7 @@ const EVENTS: [&str; 24] = [
 /// Whatever comes, a request ends once with nothing charged, and what the client has never changes.
 /// Every event meets every state.
 #[test]
-fn every_event_in_every_state_leaves_a_request_that_ends_once() {
+fn request_ends_once_for_every_event_in_every_state() {
     let mut met = BTreeMap::new();
     for seed in 0..3_000 {
         let mut rng = Random(seed);

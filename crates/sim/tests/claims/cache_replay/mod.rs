@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_match_stops_at_the_first_miss_and_halves_are_halves_of_time() {
+    fn cache_replay_match_stops_at_first_miss_and_halves_are_of_time() {
         let replay = CacheReplay::with_policy(&trace([vec![1, 2], vec![1, 2, 3], vec![2, 3]]), 8, EvictionKind::Lru);
         assert_eq!(replay.whole, HitRate { hits: 4, blocks: 7 });
         assert_eq!(replay.second_half, HitRate { hits: 4, blocks: 5 });
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn belady_keeps_what_comes_next() {
+    fn belady_keeps_the_blocks_used_next() {
         let prompts = [vec![1], vec![2], vec![3], vec![1], vec![2]];
         let hits = |replay: CacheReplay| replay.whole.hits;
         assert_eq!(hits(CacheReplay::with_belady(&trace(prompts.clone()), 2)), 1);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_share_of_the_gap_is_that_of_the_second_half() {
+    fn gap_closed_to_belady_is_that_of_the_second_half() {
         let rate = |hits| CacheReplay { whole: HitRate::default(), second_half: HitRate { hits, blocks: 100 } };
         let row = |hits, belady| Row {
             num_blocks: 1,
@@ -199,7 +199,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(300))]
         #[test]
-        fn belady_is_never_worse_and_infinite_is_never_less(
+        fn belady_hits_are_never_below_a_policy_or_above_infinite_cache(
             prompts in prop::collection::vec((0u64..32, 1usize..6), 1..120),
             num_blocks in 0u32..16,
         ) {
@@ -214,7 +214,7 @@ mod tests {
         }
 
         #[test]
-        fn if_all_fits_all_are_equal(prompts in prop::collection::vec((0u64..32, 1usize..6), 1..60)) {
+        fn eviction_policies_are_equal_if_all_blocks_fit(prompts in prop::collection::vec((0u64..32, 1usize..6), 1..60)) {
             let trace = trace(prompts.into_iter().map(|(node, length)| path(node, length)));
             for row in eviction_table(&trace, &[64]) {
                 let all = [row.lru, row.lfu, row.length_aware, row.lhd, row.belady];

@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_address_is_the_one_with_the_longest_common_beginning() {
+    fn nearest_address_has_the_longest_common_prefix() {
         let v4 = |last: [u8; 4]| [[0; 10].as_slice(), &[0xff, 0xff], &last].concat().try_into().unwrap();
         let bits = |a, b| common_bits(v4(a), v4(b));
         assert_eq!(bits([10, 0, 0, 1], [10, 0, 0, 1]), 128);

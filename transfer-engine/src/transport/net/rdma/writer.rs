@@ -497,7 +497,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn remote_neighbours_share_a_work_request() {
+    fn adjacent_remote_spans_share_a_work_request() {
         let span = |local_offset, remote_offset, len| SpanPair { local_offset, remote_offset, len };
         let spans = [span(50, 0, 10), span(0, 10, 10), span(90, 20, 5), span(10, 30, 5), span(70, 35, 5)];
         let shape = |max| requests(&spans, max).iter().map(|request| request.len()).collect::<Vec<_>>();

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_socket_is_found_by_its_address_alone() {
+    async fn shm_socket_is_found_by_its_address_alone() {
         let folder = std::env::temp_dir().join(format!("baton-shm-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         for folder in [None, Some(folder.as_path())] {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn another_host_network_or_folder_is_not_here() {
+    fn shm_address_of_other_host_network_or_folder_is_not_here() {
         let at = |socket: String| ShmAddress { boot_id: boot_id().to_owned(), socket };
         assert!(at(format!("@x-{}", network())).is_here());
         assert!(!at("@x-net:[1]".to_owned()).is_here(), "another pod of the same machine");

@@ -67,7 +67,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_byte_arrives_and_no_other(from in 0usize..70, to in 0usize..70, len in prop::sample::select(vec![0usize, 1, 31, 127, 128, 129, 4096, 8191, 8192, 8193, 20_000, 70_001])) {
+        fn shm_copy_writes_every_byte_and_no_other(from in 0usize..70, to in 0usize..70, len in prop::sample::select(vec![0usize, 1, 31, 127, 128, 129, 4096, 8191, 8192, 8193, 20_000, 70_001])) {
             let source: Vec<u8> = (0..80_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
             let mut target = vec![0xaa; 80_000];
             // SAFETY: both are inside their vectors.

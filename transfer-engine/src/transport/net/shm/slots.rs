@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_part_is_wanted_until_its_batch_is_over_or_it_is_dropped() {
+    async fn part_in_shm_slot_is_wanted_until_its_batch_ends_or_it_is_dropped() {
         let slots = Arc::new(Slots::new().unwrap());
         let page = SharedView::map(slots.take_file().unwrap().as_fd(), slots.bytes()).unwrap();
         let fence = FenceGuard::default();

@@ -22,7 +22,7 @@ fn frame_of(put: impl FnOnce(&mut Vec<u8>)) -> Frame {
 
 proptest! {
     #[test]
-    fn frames_round_trip(batch: u64, part in 0u32..9, grant: u64, segment: u32, bytes: u64, tag: u64, lens in prop::collection::vec(0u32..9999, 0..256)) {
+    fn wire_frames_round_trip(batch: u64, part in 0u32..9, grant: u64, segment: u32, bytes: u64, tag: u64, lens in prop::collection::vec(0u32..9999, 0..256)) {
         let target = Target { id: PartId { batch, part }, grant: GrantId(grant), segment: SegmentId(segment) };
         let span = |&len: &u32| SpanPair { local_offset: bytes, remote_offset: tag ^ u64::from(len), len: len.into() };
         let spans: Vec<_> = lens.iter().map(span).collect();
@@ -56,7 +56,7 @@ proptest! {
     }
 
     #[test]
-    fn replies_round_trip(batch: u64, part: u32, generation: u64, version: u16, reason in 0usize..RefusalReason::ALL.len(), message in ".{0,100}") {
+    fn wire_replies_round_trip(batch: u64, part: u32, generation: u64, version: u16, reason in 0usize..RefusalReason::ALL.len(), message in ".{0,100}") {
         let id = PartId { batch, part };
         let replies = [
             Reply::Welcome { version },
@@ -86,7 +86,7 @@ proptest! {
     }
 
     #[test]
-    fn nonsense_never_panics(kind: u8, flags in 0u8..2, body in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn decoding_random_frames_never_panics(kind: u8, flags in 0u8..2, body in prop::collection::vec(any::<u8>(), 0..200)) {
         let prefix = Prefix { kind, flags, body: body.len() };
         let _ = (Frame::decode(prefix, &body), Reply::decode(prefix, &body), Hello::decode(prefix, &body));
     }
@@ -102,7 +102,7 @@ fn hello() -> Hello {
 }
 
 #[test]
-fn hello_round_trips_and_may_grow() {
+fn hello_frame_round_trips_and_may_grow() {
     let hello = hello();
     let bytes = hello.encode();
     let (prefix, body) = split(bytes.strip_prefix(&MAGIC).unwrap());
@@ -113,7 +113,7 @@ fn hello_round_trips_and_may_grow() {
 
 /// The bytes that version 1 sent, and sends.
 #[test]
-fn version_1_is_understood() {
+fn wire_version_1_is_understood() {
     let old = [
         &b"BATONKV\n"[..],
         &[1, 0, 0, 0, 0, 0, 0, 30, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9],
@@ -126,7 +126,7 @@ fn version_1_is_understood() {
 }
 
 #[test]
-fn bounds_are_kept() {
+fn frames_beyond_wire_bounds_are_refused() {
     let mut prefix = [0; PREFIX_BYTES];
     prefix[4..].copy_from_slice(&(MAX_BODY + 1).to_be_bytes());
     assert!(Prefix::decode(prefix).is_err());
@@ -148,7 +148,7 @@ fn bounds_are_kept() {
 }
 
 #[test]
-fn a_version_speaks_to_its_neighbours() {
+fn adjacent_wire_versions_agree_on_the_lower_one() {
     assert_eq!(common_version(3, 3), Some(3));
     assert_eq!(common_version(3, 4), Some(3));
     assert_eq!(common_version(4, 3), Some(3));

@@ -159,7 +159,7 @@ fn cases() -> Vec<(Case, f32)> {
 }
 
 #[test]
-fn is_close_to_the_reference_and_invariant() {
+fn attention_is_near_the_reference_and_batch_invariant() {
     on_both_sides(compare);
 }
 
@@ -190,7 +190,7 @@ fn compare() {
 /// Sequences of a token each, of which a thread has several tasks in a row and asks for the keys of
 /// those that follow.
 #[test]
-fn sequences_beside_one_another_are_what_each_is_alone() {
+fn attention_of_batched_sequences_equals_each_alone() {
     on_both_sides(compare_sequences);
 }
 
