@@ -187,7 +187,8 @@ impl Cluster {
 
     /// Asks and waits for all answers.
     pub async fn answers(&self, ask: Ask) -> anyhow::Result<Vec<Answer>> {
-        let (began, n) = (Instant::now(), ask.0.n.max(1));
+        let began = Instant::now();
+        let n = ask.0.n.max(1);
         let mut stream = self.inference().generate(ask.0).await?.into_inner();
         let mut open: Vec<_> = (0..n).map(|_| Open::default()).collect();
         while let Some(response) = stream.message().await? {

@@ -161,7 +161,8 @@ impl Builder {
         };
         let ready = &conductor.ready;
         let address = format!("http://{}", ready.nodes.as_ref().unwrap_or(&ready.grpc));
-        let (mut prefill, mut decode) = (Vec::new(), Vec::new());
+        let mut prefill = Vec::new();
+        let mut decode = Vec::new();
         for index in 0..self.prefill {
             prefill.push(self.start_node("prefill", index, &address, folder.path()).await?);
         }

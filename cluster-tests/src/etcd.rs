@@ -28,7 +28,8 @@ impl Etcd {
         let [first, second] = [TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?];
         let [client, peer] = [first.local_addr()?.to_string(), second.local_addr()?.to_string()];
         drop((first, second));
-        let (folder, flags) = (tempfile::tempdir()?, flags.iter().map(ToString::to_string).collect::<Vec<_>>());
+        let folder = tempfile::tempdir()?;
+        let flags = flags.iter().map(ToString::to_string).collect::<Vec<_>>();
         let process = run(&folder.path().join("data"), &client, &peer, &flags)?;
         Ok(Self { process, folder, client, peer, flags })
     }
@@ -56,7 +57,8 @@ impl Etcd {
 
 fn run(data: &Path, client: &str, peer: &str, flags: &[String]) -> anyhow::Result<Child> {
     let scheme = if flags.iter().any(|flag| flag == "--cert-file") { "https" } else { "http" };
-    let (client, peer) = (format!("{scheme}://{client}"), format!("http://{peer}"));
+    let client = format!("{scheme}://{client}");
+    let peer = format!("http://{peer}");
     let mut command = Command::new("etcd");
     command.arg("--data-dir").arg(data).args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
     command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);

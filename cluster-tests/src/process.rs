@@ -166,16 +166,19 @@ impl Process {
 /// spaces.
 fn cpu_ticks(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
-    let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
     Some(user + system)
 }
 
 /// Adds up the mappings, less those of shared memory that can only be read.
 fn own_resident_bytes(smaps: &str) -> Option<u64> {
-    let (mut own, mut total) = (true, 0);
+    let mut own = true;
+    let mut total = 0;
     for line in smaps.lines() {
         let mut words = line.split_whitespace();
-        let (first, second) = (words.next()?, words.next());
+        let first = words.next()?;
+        let second = words.next();
         if first == "Rss:" {
             let kilobytes: u64 = second?.parse().ok()?;
             total += if own { kilobytes * 1024 } else { 0 };

@@ -103,7 +103,8 @@ impl AnswerForm {
         compiler: &GrammarCompiler,
     ) -> Result<(Option<Arc<str>>, Option<Reader>), GenerateError> {
         let field = if self.form.is_some() { "structured_output" } else { "tools" };
-        let (plain, has_calls) = (OutputFormat::default(), self.has_calls());
+        let plain = OutputFormat::default();
+        let has_calls = self.has_calls();
         let read_as = format.unwrap_or(&plain);
         if has_calls && read_as.tool_calls().is_none() {
             let problem = "the chat template has no form of tool calls that is known here: --chat-template gives the conductor another one, and tool_choice none asks for no calls";

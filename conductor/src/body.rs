@@ -137,7 +137,8 @@ mod tests {
 
     #[tokio::test]
     async fn stalled_or_slow_body_times_out() {
-        let (budget, limits) = (Budget::new(100), limits(100));
+        let budget = Budget::new(100);
+        let limits = limits(100);
         let silent = Body::from_stream(tokio_stream::pending::<Result<Bytes, Infallible>>());
         assert_eq!(read(silent, limits, &budget).await.map(drop), Err(BodyError::Late(limits.progress)));
         let slow = futures::stream::unfold((), |()| async {

@@ -115,7 +115,8 @@ mod tests {
     #[test]
     fn reservation_is_resized_within_the_remaining_budget() {
         let budget = Budget::new(100);
-        let (mut one, mut other) = (budget.reserve(), budget.reserve());
+        let mut one = budget.reserve();
+        let mut other = budget.reserve();
         assert_eq!((one.resize(50), other.resize(36), other.resize(37)), (Ok(()), Ok(()), Err(Exhausted)));
         assert_eq!((one.resize(50), one.resize(10), other.resize(60)), (Ok(()), Ok(()), Ok(())));
     }

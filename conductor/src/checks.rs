@@ -104,7 +104,8 @@ mod tests {
     async fn tokenizing_and_grammar_compiling_do_not_block_each_other() {
         let model = Arc::new(model());
         let checks = Checks { tokenizing: Arc::new(Semaphore::new(1)), compiling: Arc::new(Semaphore::new(1)) };
-        let (limits, shutdown) = (Limits { context_length: 5000, ..LIMITS }, Shutdown::new());
+        let limits = Limits { context_length: 5000, ..LIMITS };
+        let shutdown = Shutdown::new();
         let check = async |bytes, form| {
             let checking = checks.check(&model, request(bytes, form), limits, &shutdown);
             tokio::time::timeout(Duration::from_millis(500), checking).await.ok()

@@ -115,7 +115,8 @@ impl RequestRecord {
 
     /// The record in one line.
     fn log(&self, end: &RequestEnd) {
-        let (placement, last) = (self.served_by().map(|(placement, _)| placement), self.decisions.last());
+        let placement = self.served_by().map(|(placement, _)| placement);
+        let last = self.decisions.last();
         let seconds = |time: Duration| time.as_secs_f64();
         let (prefill_verdicts, decode_verdicts) = last.map(|decision| verdicts(&decision.grounds)).unzip();
         tracing::info!(
@@ -171,7 +172,8 @@ impl OpenRecord {
 
     /// Something was decided, so long after the request's arrival.
     pub fn decided(&self, attempt: Attempt, at: Duration, placed: Result<Placement, Refusal>, grounds: Grounds) {
-        let (grounds, turns) = (Arc::new(grounds), Vec::new());
+        let grounds = Arc::new(grounds);
+        let turns = Vec::new();
         self.lock().decided(Decision { attempt, at, times: 1, placed, grounds, failure: None, turns });
     }
 
@@ -203,8 +205,9 @@ impl OpenRecord {
 
 impl Drop for OpenRecord {
     fn drop(&mut self) {
-        let (outcome, timeline, usage) =
-            (Err(GenerateError::from(RequestError::Aborted)), Timeline::default(), Usage::default());
+        let outcome = Err(GenerateError::from(RequestError::Aborted));
+        let timeline = Timeline::default();
+        let usage = Usage::default();
         self.end(RequestEnd { outcome, timeline, usage, tbt: None, decode: None, first_token: None });
     }
 }
@@ -227,7 +230,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl DecisionLog {
     /// A request is about to be placed.
     pub fn open(&self, request: RequestId, client_id: Arc<str>, prompt_tokens: u32, max_tokens: u32) -> OpenRecord {
-        let (decisions, decisions_left_out, end) = (Vec::new(), 0, None);
+        let decisions = Vec::new();
+        let decisions_left_out = 0;
+        let end = None;
         let record =
             RequestRecord { request, client_id, prompt_tokens, max_tokens, decisions, decisions_left_out, end };
         let kept = Kept { request, client_id: Arc::clone(&record.client_id), record: Arc::new(Mutex::new(record)) };
@@ -270,7 +275,8 @@ mod tests {
     use super::*;
 
     fn refused(message: &str) -> Result<Placement, Refusal> {
-        let (kind, message) = (ErrorKind::Overloaded, message.to_owned());
+        let kind = ErrorKind::Overloaded;
+        let message = message.to_owned();
         Err(Refusal { kind, message, retry_after: None, hold: None })
     }
 
@@ -346,7 +352,8 @@ mod tests {
     fn decision_log_keeps_the_first_end_of_a_request() {
         let records = DecisionLog::default();
         let open = records.open(RequestId(1), "".into(), 10, 20);
-        let (timeline, usage) = (Timeline::default(), Usage::default());
+        let timeline = Timeline::default();
+        let usage = Usage::default();
         let end = |outcome| {
             let timeline = timeline.clone();
             RequestEnd { outcome, timeline, usage, tbt: None, decode: None, first_token: None }
@@ -373,7 +380,9 @@ mod tests {
         );
         assert_eq!(record.decisions[0].failure, None, "it did not fail");
         let predicted = |decode| {
-            let (outcome, timeline, usage) = (Ok(FinishReason::Stop), Timeline::default(), Usage::default());
+            let outcome = Ok(FinishReason::Stop);
+            let timeline = Timeline::default();
+            let usage = Usage::default();
             record.predicted_tbt(&RequestEnd { outcome, timeline, usage, tbt: None, decode, first_token: None })
         };
         assert_eq!((predicted(node("d0")), predicted(node("d1"))), (Some(ms(30)), None));
@@ -385,7 +394,9 @@ mod tests {
         let open = records.open(RequestId(1), "".into(), 10, 20);
         open.decided(Attempt(0), ms(1), placed(), Grounds::NoLeader);
         open.decided(Attempt(1), ms(1400), placed(), Grounds::NoLeader);
-        let (outcome, timeline, usage) = (Ok(FinishReason::Stop), Timeline::default(), Usage::default());
+        let outcome = Ok(FinishReason::Stop);
+        let timeline = Timeline::default();
+        let usage = Usage::default();
         let first_token = Some(Attempt(0));
         open.end(RequestEnd { outcome, timeline, usage, tbt: None, decode: None, first_token });
         assert_eq!(records.of(RequestId(1)).unwrap().predicted_ttft(), Some(ms(26)));

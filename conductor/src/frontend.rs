@@ -148,7 +148,8 @@ impl Frontend {
         shutdown: Shutdown,
     ) -> Self {
         let own = &settings.in_force().borrow().settings.settings.clone();
-        let (limits, cluster) = (rules.limits, rules.cluster());
+        let limits = rules.limits;
+        let cluster = rules.cluster();
         let live = LiveRequests::new(limits.max_requests);
         let index = cluster.index();
         let hot_prefixes = Mutex::new(HotPrefixes::new(clock.now()));
@@ -265,7 +266,8 @@ impl Frontend {
             tracing::info!(request = %id, client_request, error, "request refused");
         });
         let TakenIn { entry, more, text, job } = taken?;
-        let (hashes, observed) = (Arc::clone(&job.block_hashes), !job.bypasses_cache());
+        let hashes = Arc::clone(&job.block_hashes);
+        let observed = !job.bypasses_cache();
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
         let (others, decodes) = OtherAnswers::new(more, (&job, arrived), &text, &out).unzip();
         let mut relay = self.relay((0, decodes), arrived, job, text, entry, out);

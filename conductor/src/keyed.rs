@@ -98,9 +98,11 @@ pub fn seed(key: &str) -> u64 {
 /// Of what is asked. What a client may do otherwise when it asks again does not count: its own id
 /// of the request, and how long it waits.
 fn digest(request: &mut v1::GenerateRequest) -> blake3::Hash {
-    let (id, timeout) = (std::mem::take(&mut request.client_request_id), request.timeout_ms.take());
+    let id = std::mem::take(&mut request.client_request_id);
+    let timeout = request.timeout_ms.take();
     let digest = blake3::hash(&request.encode_to_vec());
-    (request.client_request_id, request.timeout_ms) = (id, timeout);
+    request.client_request_id = id;
+    request.timeout_ms = timeout;
     digest
 }
 
@@ -118,7 +120,8 @@ async fn digested(mut request: v1::GenerateRequest) -> Result<(v1::GenerateReque
 
 impl Answer {
     fn new(budget: &Budget) -> Self {
-        let (messages, reserved) = (VecDeque::new(), budget.reserve());
+        let messages = VecDeque::new();
+        let reserved = budget.reserve();
         Self { state: State::Pending, messages, dropped: 0, bytes: 0, reserved, readers: 0 }
     }
 
@@ -243,7 +246,8 @@ impl Frontend {
         (until, limit): (Instant, Duration),
     ) -> Responses {
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
-        let (clock, limits) = (Arc::clone(&self.clock), self.limits());
+        let clock = Arc::clone(&self.clock);
+        let limits = self.limits();
         let time = until.saturating_duration_since(clock.now());
         let mut reader = Reader { answer, out, is_first, stall: limits.request.stall_timeout };
         self.tasks.spawn_request("reader of a keyed answer", async move {

@@ -52,13 +52,18 @@ fn check_model(frontend: &Frontend, info: &NodeInfo) -> Result<(), Refused> {
     }
     // It may be restarted with another one, under the same name: this node stays and asks again.
     let stays = |message: String| Err(Refused { kind: ErrorKind::Unavailable, message });
-    let (layout, wanted) = (&info.layout, frontend.kv);
+    let layout = &info.layout;
+    let wanted = frontend.kv;
     if layout.block_tokens != wanted.block_tokens {
-        let (node, has, wanted) = (&info.node, layout.block_tokens, wanted.block_tokens);
+        let node = &info.node;
+        let has = layout.block_tokens;
+        let wanted = wanted.block_tokens;
         return stays(format!("block_tokens: node {node} has {has}, this conductor's setting is {wanted}"));
     }
     if layout.dtype != wanted.dtype {
-        let (node, has, wanted) = (&info.node, layout.dtype.as_str(), wanted.dtype.as_str());
+        let node = &info.node;
+        let has = layout.dtype.as_str();
+        let wanted = wanted.dtype.as_str();
         return stays(format!("kv_dtype: node {node} has {has}, this conductor's setting is {wanted}"));
     }
     let cluster = frontend.cluster();
@@ -200,7 +205,8 @@ impl Frontend {
     fn tell_away(&self, info: &NodeInfo, away: Away) {
         #[cfg(test)]
         crate::tests::seen::away(away);
-        let (at, requests) = (self.clock.now(), self.live.at(&info.node));
+        let at = self.clock.now();
+        let requests = self.live.at(&info.node);
         let (first, rest) = requests.split_at(requests.len().min(AWAY_AT_ONCE));
         self.live.node_away(first, at, &info.node, info.generation, away);
         if rest.is_empty() {
@@ -208,7 +214,10 @@ impl Frontend {
         }
         // Of a node that stays away it is told again and again.
         tracing::debug!(node = %info.node, requests = requests.len(), "many requests go on elsewhere");
-        let (live, node, generation, rest) = (self.live.clone(), info.node.clone(), info.generation, rest.to_vec());
+        let live = self.live.clone();
+        let node = info.node.clone();
+        let generation = info.generation;
+        let rest = rest.to_vec();
         let clock = Arc::clone(&self.clock);
         self.tasks.spawn_request("node away", async move {
             for some in rest.chunks(AWAY_AT_ONCE) {
@@ -231,7 +240,8 @@ impl Frontend {
 
     fn on_kv(&self, info: &NodeInfo, events: v1::KvEvents) -> Result<(), baton_proto::InvalidMessage> {
         let changes = events.events.into_iter().map(TryInto::try_into).collect::<Result<Vec<_>, _>>()?;
-        let (sequence, snapshot) = (events.sequence, events.snapshot);
+        let sequence = events.sequence;
+        let snapshot = events.snapshot;
         let applied = match events.goes_on {
             true => self.index.more_of_snapshot(&info.node, info.generation, sequence, &changes),
             false => self.index.on_events(&info.node, info.generation, sequence, snapshot, &changes),

@@ -411,7 +411,8 @@ impl Metrics {
 
     /// Brings the gauges up to date before a scrape.
     pub fn refresh(&self, frontend: &Frontend) {
-        let (all, waiting) = (frontend.live.len(), frontend.live.waiting());
+        let all = frontend.live.len();
+        let waiting = frontend.live.waiting();
         self.running.set(all.saturating_sub(waiting) as f64);
         self.waiting.set(waiting as f64);
         self.leads.set(f64::from(u8::from(frontend.desk.leads())));

@@ -105,7 +105,9 @@ impl NodeSessions {
         let mut inner = self.lock();
         if let Some(session) = inner.sessions.get(&info.node) {
             if session.generation > info.generation {
-                let (node, address, later) = (&info.node, &info.address, &session.address);
+                let node = &info.node;
+                let address = &info.address;
+                let later = &session.address;
                 let message =
                     format!("name: a later start of {node} is at {later}; this one, at {address}, needs another name");
                 return Err(Refused { kind: ErrorKind::Invalid, message });
@@ -132,7 +134,8 @@ impl NodeSessions {
         if inner.sessions.get(&info.node).is_some_and(|session| session.generation >= info.generation) {
             return None;
         }
-        let (closed, address) = (CancellationToken::new(), info.address.clone());
+        let closed = CancellationToken::new();
+        let address = info.address.clone();
         let session = Session { generation: info.generation, address, commands, closed: closed.clone() };
         if let Some(earlier) = inner.sessions.insert(info.node.clone(), session) {
             earlier.closed.cancel();

@@ -85,7 +85,9 @@ impl OutputText {
 
     /// Takes in the next tokens.
     pub fn push(&mut self, tokens: Vec<OutputToken>) -> Piece {
-        let (mut piece, mut text, mut is_over) = (Piece::default(), String::new(), false);
+        let mut piece = Piece::default();
+        let mut text = String::new();
+        let mut is_over = false;
         for token in tokens {
             if self.is_stopped() {
                 break;

@@ -123,7 +123,8 @@ impl Ports {
             leaves: Some(frontend.shutdown.clone()),
             ..port(name, listener, protocol, connections)
         };
-        let (operators_here, nodes_here) = (self.operators.is_none(), self.nodes.is_none());
+        let operators_here = self.operators.is_none();
+        let nodes_here = self.nodes.is_none();
         let operators = || Tells::Operators(telemetry.clone());
         if let Some(listener) = self.operators {
             let connections = Connections::new(connections_within_descriptors(MAX_OPERATORS));
@@ -138,7 +139,8 @@ impl Ports {
             port("nodes", listener, Protocol::Http2, connections).serve(routes.prepare(), tasks);
         }
         let clients = Connections::new(connections_within_descriptors(self.max_connections));
-        let (relayed, clock) = (frontend.metrics.relayed.clone(), Arc::clone(&frontend.clock));
+        let relayed = frontend.metrics.relayed.clone();
+        let clock = Arc::clone(&frontend.clock);
         of_clients("grpc", self.grpc, Protocol::Http2, clients.clone()).serve_with(
             services.clients(operators_here, nodes_here)?,
             move |socket| Coalesced::new(socket, relayed.clone(), Arc::clone(&clock)),
@@ -262,7 +264,8 @@ mod tests {
         assert_eq!(exposed("0.0.0.0:1", false, true), Some("operators"));
         assert_eq!(exposed("0.0.0.0:1", true, false), Some("nodes"));
         assert_eq!(exposed("0.0.0.0:1", true, true), None);
-        let (grpc, http) = (address("127.0.0.1:1"), address("0.0.0.0:1"));
+        let grpc = address("127.0.0.1:1");
+        let http = address("0.0.0.0:1");
         let metrics = Addresses { grpc, http, operators: None, nodes: None };
         assert_eq!(metrics.exposed(), Some("operators"));
         assert_eq!(Addresses { operators: Some(grpc), ..metrics }.exposed(), None);

@@ -109,7 +109,8 @@ impl Window {
             return None;
         }
         let errors = self.sorted(Pair::error);
-        let (predicted, measured) = (self.sorted(|pair| pair.predicted), self.sorted(|pair| pair.measured));
+        let predicted = self.sorted(|pair| pair.predicted);
+        let measured = self.sorted(|pair| pair.measured);
         Some(AccuracySummary {
             count: self.pairs.len(),
             error_p50: quantile(&errors, 0.5),

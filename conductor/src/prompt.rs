@@ -150,7 +150,8 @@ impl TextModel {
         check_tokens(&tokens, limits)?;
         check_prompt_logprobs(tokens.len(), sampling.prompt_logprobs)?;
         sampling.max_tokens = sampling.max_tokens.min(limits.context_length - tokens.len() as u32);
-        let (priority, stop) = (request.priority, wire.stop);
+        let priority = request.priority;
+        let stop = wire.stop;
         let checked = CheckedRequest { tokens, sampling, stop, parser: None, slo, timeout, priority };
         Ok(TokenizedRequest { checked, form, is_rendered, thoughts, ignores_eos: wire.ignore_eos })
     }
@@ -165,7 +166,8 @@ impl TextModel {
             let problem = "beside structured output or a choice of tools: the output ends with its form";
             return Err(GenerateError::invalid("ignore_eos", problem));
         }
-        (checked.sampling.grammar, checked.parser) = (grammar, parser);
+        checked.sampling.grammar = grammar;
+        checked.parser = parser;
         checked.sampling.validate().map_err(invalid_sampling)?;
         Ok(checked)
     }
@@ -395,11 +397,13 @@ fn check_tokens(tokens: &[TokenId], limits: Limits) -> Result<(), GenerateError>
         return Err(GenerateError::invalid("prompt", "empty: at least one token is needed"));
     }
     if tokens.len() >= limits.context_length as usize {
-        let (n, most) = (tokens.len(), limits.context_length);
+        let n = tokens.len();
+        let most = limits.context_length;
         return Err(GenerateError::TooLong(format!("{n} tokens, but the context holds {most}, the output included")));
     }
     if let Some(position) = tokens.iter().position(|&id| id >= limits.vocab_size) {
-        let (id, size) = (tokens[position], limits.vocab_size);
+        let id = tokens[position];
+        let size = limits.vocab_size;
         let problem = format!("token {id} at position {position}, but the vocabulary has {size} tokens");
         return Err(GenerateError::invalid("token_ids", problem));
     }

@@ -74,7 +74,9 @@ pub struct Relay {
 type Interrupted = futures::future::Fuse<BoxFuture<'static, RequestError>>;
 
 fn interrupted(frontend: &Frontend, entry: &Entry, unread: &Unread) -> Interrupted {
-    let (left, aborted, shutdown) = (unread.closed(), entry.aborted.clone(), frontend.shutdown.clone());
+    let left = unread.closed();
+    let aborted = entry.aborted.clone();
+    let shutdown = frontend.shutdown.clone();
     let interrupted = async move {
         tokio::select! {
             () = left => RequestError::Aborted,
@@ -98,8 +100,11 @@ impl Relay {
     ) -> Self {
         let unread = Unread::new(out, &frontend.unread);
         let interrupted = interrupted(&frontend, &entry, &unread);
-        let (timer, timer_set) = (Box::pin(std::future::ready(())), None);
-        let (asked, heard, gone) = (None, None, None);
+        let timer = Box::pin(std::future::ready(()));
+        let timer_set = None;
+        let asked = None;
+        let heard = None;
+        let gone = None;
         Self {
             frontend,
             core,
@@ -140,7 +145,9 @@ impl Relay {
     }
 
     fn not_taken(&mut self, error: RequestError) -> GenerateError {
-        let (error, timeline, usage) = (GenerateError::from(error), self.core.timeline().clone(), self.core.usage());
+        let error = GenerateError::from(error);
+        let timeline = self.core.timeline().clone();
+        let usage = self.core.usage();
         let outcome = Err(error.clone());
         self.record.end(RequestEnd { outcome, timeline, usage, tbt: None, decode: None, first_token: None });
         error
@@ -182,7 +189,8 @@ impl Relay {
         if self.timer_set.is_some_and(|set| set <= self.now()) {
             return self.on_time();
         }
-        let (clock, is_behind) = (&self.frontend.clock, !self.unread.is_empty());
+        let clock = &self.frontend.clock;
+        let is_behind = !self.unread.is_empty();
         tokio::select! {
             // An event that is here goes first, and is what there nearly always is.
             biased;
@@ -227,8 +235,10 @@ impl Relay {
     }
 
     fn on_time(&mut self) {
-        (self.timer_set, self.heard) = (None, None);
-        let (now, stall) = (self.now(), self.frontend.limits().request.stall_timeout);
+        self.timer_set = None;
+        self.heard = None;
+        let now = self.now();
+        let stall = self.frontend.limits().request.stall_timeout;
         if self.unread.stalls_at(stall).is_some_and(|at| at <= now) {
             return self.cut_off(RequestError::Stalled(stall));
         }
@@ -410,7 +420,9 @@ impl Relay {
     }
 
     fn note(&self, note: RequestNote) {
-        let (request, attempt, metrics) = (self.core.job().request, self.core.attempt().0, &self.frontend.metrics);
+        let request = self.core.job().request;
+        let attempt = self.core.attempt().0;
+        let metrics = &self.frontend.metrics;
         match note {
             RequestNote::Queued => {
                 metrics.on_held();
@@ -470,7 +482,8 @@ impl Relay {
             self.entry.leave();
         }
         self.unread.send_last(self.now(), last);
-        let (limits, clock) = (self.frontend.limits(), Arc::clone(&self.frontend.clock));
+        let limits = self.frontend.limits();
+        let clock = Arc::clone(&self.frontend.clock);
         let drained = self.unread.drain(limits.request.stall_timeout, &*clock);
         tokio::select! {
             _ = within(&*clock, limits.max_time, drained) => {}
@@ -481,7 +494,9 @@ impl Relay {
     /// The request is over: tells its client, its other answers, the metrics and the records.
     async fn end(&mut self, outcome: Outcome) {
         let outcome = outcome.map_err(GenerateError::from);
-        let (timeline, usage, tbt) = (self.core.timeline().clone(), self.core.usage(), self.core.tbt());
+        let timeline = self.core.timeline().clone();
+        let usage = self.core.usage();
+        let tbt = self.core.tbt();
         self.frontend.metrics.on_end(&outcome, &timeline, &usage);
         let kept = match &outcome {
             Ok(_) if self.core.job().is_met_by(timeline.ttft, tbt) => Kept::Met,

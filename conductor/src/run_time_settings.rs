@@ -93,8 +93,8 @@ impl Rules {
             takes_partial_prefills: settings.partial_prefill,
             ..ClusterConfig::default()
         };
-        let (placement, admission) =
-            (parsed("placement", &settings.placement)?, parsed("admission", &settings.admission)?);
+        let placement = parsed("placement", &settings.placement)?;
+        let admission = parsed("admission", &settings.admission)?;
         check_log_filter(&settings.log)?;
         Ok(Self { limits, cluster, placement, admission })
     }

@@ -88,7 +88,9 @@ impl Server {
     /// Serves until `signal` gives one, then drains; the next one ends what is left.
     pub async fn run(self, mut signal: impl AsyncFnMut() -> &'static str) -> anyhow::Result<()> {
         let Self { frontend, drain, .. } = self;
-        let (tasks, shutdown, clock) = (&frontend.tasks, &frontend.shutdown, &*frontend.clock);
+        let tasks = &frontend.tasks;
+        let shutdown = &frontend.shutdown;
+        let clock = &*frontend.clock;
         let first = tokio::select! {
             signal = signal() => signal,
             () = tasks.cancelled() => "a failed task",
@@ -132,7 +134,9 @@ fn frontend(
     let model = text_model(settings)?;
     let rules = Rules::new(settings)?;
     let settings = RunTimeSettings::new(loaded.clone(), etcd, Arc::clone(&clock));
-    let (id, tasks, shutdown) = (ConductorId(random_u64()), TaskSet::new(), Shutdown::new());
+    let id = ConductorId(random_u64());
+    let tasks = TaskSet::new();
+    let shutdown = Shutdown::new();
     tracing::info!(%id, model = model.name, "conductor starting");
     Ok(Frontend::new(id, model, settings, &rules, NodeSessions::default(), metrics, clock, tasks, shutdown))
 }
@@ -191,7 +195,8 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
     };
     let template = given_template(settings, &tokenizer)?.map_or_else(own, |given| Ok(Some(given)))?;
     let grammars = GrammarCompiler::new(&tokenizer).map_err(|error| bad(format!("{}: {error}", path.display())))?;
-    let (name, longest_token) = (named(model_name(path)), tokenizer.longest_token());
+    let name = named(model_name(path));
+    let longest_token = tokenizer.longest_token();
     Ok(TextModel { name, tokenizer, template, grammars, max_prompt_bytes, longest_token })
 }
 

@@ -40,7 +40,8 @@ mod tests {
 
     #[test]
     fn transfer_report_survives_end_of_earlier_generation() {
-        let (transfers, node) = (Transfers::default(), NodeId::new("n").unwrap());
+        let transfers = Transfers::default();
+        let node = NodeId::new("n").unwrap();
         assert_eq!(transfers.of(&node), None);
         transfers.keep(&node, Generation(1), TransferReport::default());
         transfers.keep(&node, Generation(2), TransferReport::default());

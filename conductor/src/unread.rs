@@ -189,7 +189,8 @@ pub(crate) mod tests {
 
     #[tokio::test]
     async fn unread_messages_are_queued_in_order_and_within_budget() {
-        let (clock, second) = (ManualClock::default(), Duration::from_secs(1));
+        let clock = ManualClock::default();
+        let second = Duration::from_secs(1);
         let now = clock.now();
         let budget = Budget::new(200 << 10);
         let (out, mut read) = mpsc::channel(2);

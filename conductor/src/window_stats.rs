@@ -56,7 +56,8 @@ impl AdmissionStats {
             Ok(_) => self.accepted += 1,
             Err(error) if matches!(error.kind(), ErrorKind::Overloaded | ErrorKind::Unavailable) => {
                 self.refused += 1;
-                let (message, retry_after) = (error.to_string(), error.retry_after());
+                let message = error.to_string();
+                let retry_after = error.retry_after();
                 self.last_refusal = Some(LastRefusal { at: now, message, retry_after });
             }
             Err(_) => {}
@@ -137,7 +138,8 @@ pub struct SharedWindowStats(Mutex<WindowStats>);
 impl SharedWindowStats {
     /// Of a conductor that starts now.
     pub fn new(now: Instant) -> Self {
-        let (prediction_errors, admission) = (PredictionErrors::default(), AdmissionStats::default());
+        let prediction_errors = PredictionErrors::default();
+        let admission = AdmissionStats::default();
         Self(Mutex::new(WindowStats { prediction_errors, admission, goodput: Goodput::new(now) }))
     }
 

@@ -195,9 +195,11 @@ impl DecodeRole {
             }
             DecodeEffect::Fetch { key, source, block_hashes, destinations } => {
                 let info = &self.parts.info;
-                let (reader, reader_generation) = (info.node.clone(), info.generation);
+                let reader = info.node.clone();
+                let reader_generation = info.generation;
                 let lease = LeaseRequest { key, reader, reader_generation, block_hashes };
-                let (parts, urgent) = (&mut self.parts, Priority::Urgent);
+                let parts = &mut self.parts;
+                let urgent = Priority::Urgent;
                 let fetching = start_fetch(parts, &self.peers, source, lease, destinations, urgent);
                 self.fetches.insert(key, fetching);
             }
@@ -242,7 +244,9 @@ impl DecodeRole {
         if plan.slice.as_ref().is_some_and(|slice| slice.layers.end == num_layers) {
             self.metrics.partial_prefill_tokens.increment(slice.map_or(0, |slice| slice.rows.into()));
         }
-        let (rows, attended_tokens, prompt_rows) = (plan.rows(), plan.attended_tokens(), plan.prompt_rows());
+        let rows = plan.rows();
+        let attended_tokens = plan.attended_tokens();
+        let prompt_rows = plan.prompt_rows();
         let report = v1::StepReport { rows, attended_tokens, seconds: 0.0, prompt_rows, slice };
         self.step = Some(StepInFlight { id: plan.id, report, slice_part });
         anyhow::ensure!(self.parts.engine.submit(plan, Vec::new()), "the engine's thread is gone");
@@ -288,7 +292,8 @@ impl DecodeRole {
     }
 
     fn revoke(&self, grant: GrantId) {
-        let (fenced, inputs) = (self.parts.transfer.revoke(grant), self.parts.inputs.clone());
+        let fenced = self.parts.transfer.revoke(grant);
+        let inputs = self.parts.inputs.clone();
         self.parts.tasks.spawn_request("fence", async move {
             fenced.await;
             // The loop is gone only when the process ends.
@@ -299,7 +304,8 @@ impl DecodeRole {
 
 /// Carries arrivals into the loop.
 fn forward_arrivals(parts: &mut NodeParts<DecodeInput>) {
-    let (inputs, end) = (parts.inputs.clone(), parts.tasks.clone());
+    let inputs = parts.inputs.clone();
+    let end = parts.tasks.clone();
     let arrivals = std::mem::replace(&mut parts.arrivals, ArrivalReceiver::empty());
     parts.tasks.spawn("arrivals", async move {
         tokio::select! {

@@ -131,7 +131,8 @@ impl PrefillRole {
                 self.core.on_layers_done(step, layers_ended);
                 if let Some((_, rows, attended)) = self.step.take_if(|in_flight| in_flight.0 == step) {
                     self.steps.on_step(rows, elapsed);
-                    let (attended_tokens, seconds) = (attended, elapsed.as_secs_f64());
+                    let attended_tokens = attended;
+                    let seconds = elapsed.as_secs_f64();
                     let report = v1::StepReport { rows, attended_tokens, seconds, prompt_rows: rows, slice: None };
                     self.parts.sessions.broadcast(&v1::node_event::Event::Step(report));
                 }
@@ -194,7 +195,8 @@ impl PrefillRole {
                 }
             }
             PrefillEffect::Fetch { source, lease, destinations, is_replication } => {
-                let (key, priority) = (lease.key, if is_replication { Priority::Bulk } else { Priority::Urgent });
+                let key = lease.key;
+                let priority = if is_replication { Priority::Bulk } else { Priority::Urgent };
                 let fetching = start_fetch(&mut self.parts, &self.peers, source, lease, destinations, priority);
                 self.fetches.insert(key, fetching);
             }
@@ -246,7 +248,9 @@ impl PrefillRole {
     }
 
     fn request_grant(&self, target: DecodeTarget, request: GrantRequest, delay: Duration) {
-        let (peers, info, key) = (self.peers.clone(), Arc::clone(&self.parts.info), request.key);
+        let peers = self.peers.clone();
+        let info = Arc::clone(&self.parts.info);
+        let key = request.key;
         let waited = self.parts.clock.sleep(delay);
         self.answer("grant request", async move {
             waited.await;
@@ -259,7 +263,8 @@ impl PrefillRole {
             let refused = Refused { kind: ErrorKind::Internal, message: format!("no arena is known for {key:?}") };
             return self.answer("push", async move { PrefillInput::PushDone(key, push, Err(refused)) });
         };
-        let (layout, bytes) = (&self.parts.model.layout, self.parts.model.layout.block_bytes() as u64);
+        let layout = &self.parts.model.layout;
+        let bytes = self.parts.model.layout.block_bytes() as u64;
         let pair = |span: &PushSpan| SpanPair {
             local_offset: layout.offset(span.layer, span.source) as u64,
             remote_offset: remote.layout.offset(span.layer, span.destination) as u64,
@@ -269,7 +274,9 @@ impl PrefillRole {
         let now = self.parts.clock.now();
         let reserve = |link: &mut LinkPacer| link.reserve(now, Direction::Send, bytes * spans.len() as u64);
         let due = self.parts.pacer.as_mut().map(reserve);
-        let (transfer, source, remote) = (self.parts.transfer.clone(), self.parts.segment, remote.segment.clone());
+        let transfer = self.parts.transfer.clone();
+        let source = self.parts.segment;
+        let remote = remote.segment.clone();
         let write = move || {
             // The transfer engine keeps the machine's clock.
             let options = BatchOptions::new(baton_runtime::now() + PUSH_DEADLINE).tag(push.0);
@@ -306,7 +313,9 @@ impl PrefillRole {
     }
 
     fn release_grant(&self, key: RequestKey, target: DecodeTarget, grant: GrantId) {
-        let (peers, clock, tasks) = (self.peers.clone(), Arc::clone(&self.parts.clock), self.parts.tasks.clone());
+        let peers = self.peers.clone();
+        let clock = Arc::clone(&self.parts.clock);
+        let tasks = self.parts.tasks.clone();
         self.parts.tasks.spawn_request("grant release", async move {
             for attempt in 1..=RELEASE_ATTEMPTS {
                 let Ok(mut client) = peers.client(&target.address) else { return };
@@ -351,8 +360,9 @@ async fn ask_for_grant(
     let reply = reply.map_err(|status| refused(&target.address, &status))?.into_inner();
     let (remote, blocks) =
         RemoteArena::new(&target.node, &info.layout, &reply.segment, reply.num_blocks, reply.blocks)?;
-    let (grant, held_blocks, partial_prefill_tokens) =
-        (GrantId(reply.grant), reply.held_blocks, reply.partial_prefill_tokens);
+    let grant = GrantId(reply.grant);
+    let held_blocks = reply.held_blocks;
+    let partial_prefill_tokens = reply.partial_prefill_tokens;
     let grant = GrantReply { grant, held_blocks, blocks, partial_prefill_tokens };
     Ok((grant, remote))
 }

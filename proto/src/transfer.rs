@@ -39,7 +39,8 @@ impl TryFrom<w::TransferReport> for d::TransferReport {
 
     /// Of more than [`d::TransferReport::MAX_PATHS`] paths the first are taken.
     fn try_from(report: w::TransferReport) -> Result<Self, Self::Error> {
-        let (addresses, paths) = (report.addresses.into_iter(), report.paths.into_iter());
+        let addresses = report.addresses.into_iter();
+        let paths = report.paths.into_iter();
         Ok(Self {
             addresses: addresses.take(MAX_ADDRESSES).map(TryInto::try_into).collect::<Result<_, _>>()?,
             paths: paths.take(Self::MAX_PATHS).map(TryInto::try_into).collect::<Result<_, _>>()?,

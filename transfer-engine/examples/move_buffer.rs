@@ -24,7 +24,9 @@ const GRANT: GrantId = GrantId(1);
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let (peer, tasks, expires) = (std::env::args().nth(1), TaskSet::new(), Instant::now() + MINUTE);
+    let peer = std::env::args().nth(1);
+    let tasks = TaskSet::new();
+    let expires = Instant::now() + MINUTE;
     let node = NodeId::new(if peer.is_none() { "owner" } else { "writer" })?;
     let config = TransferConfig::new(node, new_generation(), "127.0.0.1:0".parse()?);
     let (engine, mut arrivals) = TransferEngine::bind(config, &tasks).await?;
@@ -37,7 +39,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         unsafe { memory.slice_mut(0..BYTES) }.fill(42);
         let all = SpanPair { local_offset: 0, remote_offset: 0, len: remote.length };
         let report = engine.write(segment, &remote, GRANT, vec![all], BatchOptions::new(expires)).await?;
-        let (bytes, took) = (report.bytes, report.completed - report.started);
+        let bytes = report.bytes;
+        let took = report.completed - report.started;
         println!("writer: {bytes} bytes over {} in {took:?}", report.transport);
     } else {
         engine.grant(GrantSpec { id: GRANT, segment, ranges: vec![0..BYTES as u64], writer: None, expires })?;

@@ -189,7 +189,8 @@ fn normalize_write(mut spans: Vec<SpanPair>, local_len: u64, remote_len: u64) ->
             continue;
         };
         if span.remote_offset < last.remote_offset + last.len {
-            let (a, b) = (last.remote_offset, span.remote_offset);
+            let a = last.remote_offset;
+            let b = span.remote_offset;
             return Err(TransferError::invalid("spans", format!("those to offsets {a} and {b} overlap")));
         }
         let neighbours =
@@ -212,7 +213,8 @@ fn check_inside(what: &'static str, offset: u64, len: u64, segment_len: u64) -> 
 /// Cuts spans into groups of at most `max_bytes` and `max_spans`, in order. No spans, no groups.
 pub(crate) fn cut(spans: &[SpanPair], max_bytes: u64, max_spans: usize) -> Vec<Vec<SpanPair>> {
     let mut groups = Vec::new();
-    let (mut group, mut room) = (Vec::new(), max_bytes);
+    let mut group = Vec::new();
+    let mut room = max_bytes;
     for &span in spans {
         let mut rest = span;
         while rest.len > 0 {

@@ -126,7 +126,8 @@ impl TransferEngine {
     /// Registers memory: as a source of writes, and, with the descriptor, as a target of peers'
     /// writes under grants.
     pub fn register(&self, region: Arc<MemoryRegion>) -> Result<(SegmentId, SegmentDescriptor), TransferError> {
-        let (host, transport) = (&self.0.host, &self.0.transport);
+        let host = &self.0.host;
+        let transport = &self.0.transport;
         let mut segments = host.segments.write().unwrap_or_else(PoisonError::into_inner);
         if segments.len() >= MAX_SEGMENTS {
             return Err(TransferError::Overloaded { what: "segments", limit: MAX_SEGMENTS });
@@ -136,7 +137,8 @@ impl TransferEngine {
         let length = region.len() as u64;
         let transports = transport.register(id, &region)?;
         segments.insert(id, region);
-        let (node, generation) = (host.config.node.clone(), host.config.generation);
+        let node = host.config.node.clone();
+        let generation = host.config.generation;
         Ok((id, SegmentDescriptor { id, node, generation, length, transports }))
     }
 
@@ -258,9 +260,11 @@ impl TransferEngine {
     fn start(&self, job: Job, held: (Slot, Option<Urgent>), deadline: Instant) -> Batch {
         let (sender, receiver) = oneshot::channel();
         let batch = Batch::new(receiver, Arc::clone(&job.fence));
-        let (host, transport, started) =
-            (Arc::clone(&self.0.host), Arc::clone(&self.0.transport), baton_runtime::now());
-        let (bytes, spans) = (total(&job.spans), job.spans.len());
+        let host = Arc::clone(&self.0.host);
+        let transport = Arc::clone(&self.0.transport);
+        let started = baton_runtime::now();
+        let bytes = total(&job.spans);
+        let spans = job.spans.len();
         self.0.host.tasks.spawn_request("transfer batch", async move {
             let result = carry(&host, transport, job, deadline).await;
             let completed = baton_runtime::now();

@@ -140,7 +140,8 @@ mod tests {
 
     #[test]
     fn closing_a_fence_guard_runs_its_callbacks_once() {
-        let (fence, ran) = (FenceGuard::default(), Arc::new(AtomicUsize::new(0)));
+        let fence = FenceGuard::default();
+        let ran = Arc::new(AtomicUsize::new(0));
         let count = || {
             let ran = Arc::clone(&ran);
             move || {
@@ -163,7 +164,8 @@ mod tests {
             let inside = Arc::new(AtomicUsize::new(0));
             let users: Vec<_> = (0..2)
                 .map(|_| {
-                    let (fence, inside) = (Arc::clone(&fence), Arc::clone(&inside));
+                    let fence = Arc::clone(&fence);
+                    let inside = Arc::clone(&inside);
                     std::thread::spawn(move || {
                         while let Some(pass) = fence.enter() {
                             inside.fetch_add(1, SeqCst);

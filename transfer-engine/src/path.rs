@@ -104,7 +104,8 @@ impl PathStats {
         // Every fallback that may come, so that the first one raises its counter from 0.
         for from in [TransportKind::Rdma, TransportKind::Shm] {
             for to in [TransportKind::Shm, TransportKind::Tcp].into_iter().filter(|to| to.rank() > from.rank()) {
-                let (from, to) = (from.as_str(), to.as_str());
+                let from = from.as_str();
+                let to = to.as_str();
                 counter!(FAILOVERS, "peer" => peer.clone(), "from" => from, "to" => to).absolute(0);
             }
         }

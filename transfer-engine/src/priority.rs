@@ -63,10 +63,12 @@ mod tests {
 
     #[tokio::test]
     async fn bulk_parts_go_one_by_one_and_only_while_nothing_is_urgent() {
-        let (priorities, soon) = (Arc::new(Priorities::default()), Duration::from_millis(5));
+        let priorities = Arc::new(Priorities::default());
+        let soon = Duration::from_millis(5);
         let first = priorities.bulk().await.unwrap();
         assert!(tokio::time::timeout(soon, priorities.bulk()).await.is_err(), "one part at a time");
-        let (a, b) = (priorities.urgent(), priorities.urgent());
+        let a = priorities.urgent();
+        let b = priorities.urgent();
         drop(first);
         let mut next = Box::pin(priorities.bulk());
         assert!(tokio::time::timeout(soon, &mut next).await.is_err());

@@ -78,7 +78,8 @@ async fn abandoned_requests_release_blocks_and_placements() -> anyhow::Result<()
         async move {
             let mut tasks = JoinSet::new();
             for n in 0..REQUESTS {
-                let (cluster, places) = (Arc::clone(&cluster), Arc::clone(&places));
+                let cluster = Arc::clone(&cluster);
+                let places = Arc::clone(&places);
                 let place = places.acquire_owned().await.unwrap();
                 tasks.spawn(async move {
                     let served = abandon(&cluster, n).await;

@@ -51,11 +51,14 @@ async fn request_with_repeated_idempotency_key_is_served_once() -> anyhow::Resul
 #[tokio::test]
 #[ignore = "needs BATON_MODEL and etcd"]
 async fn etcd_keyed_stream_gets_same_tokens_from_another_conductor() -> anyhow::Result<()> {
-    let (etcd, folder, path) = (Etcd::start()?, tempfile::tempdir()?, model());
+    let etcd = Etcd::start()?;
+    let folder = tempfile::tempdir()?;
+    let path = model();
     let engine = ["--model", path.to_str().context("the model's path")?];
     let first = conductor(&etcd, &engine, folder.path(), "first").await?;
     let second = conductor(&etcd, &engine, folder.path(), "second").await?;
-    let (both, builder) = (format!("{},{}", first.ready.grpc, second.ready.grpc), Cluster::model(&path));
+    let both = format!("{},{}", first.ready.grpc, second.ready.grpc);
+    let builder = Cluster::model(&path);
     let _nodes = [
         builder.start_node("prefill", 0, &both, folder.path()).await?,
         builder.start_node("decode", 0, &both, folder.path()).await?,

@@ -59,7 +59,8 @@ async fn score_reports_nll_and_perplexity_of_text() -> anyhow::Result<()> {
         .await?;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout)?;
-    let (nll, perplexity) = (report["nll"].as_f64().unwrap(), report["perplexity"].as_f64().unwrap());
+    let nll = report["nll"].as_f64().unwrap();
+    let perplexity = report["perplexity"].as_f64().unwrap();
     assert!((nll.exp() / perplexity - 1.0).abs() < 1e-6 && (2.0..200.0).contains(&perplexity), "{report}");
     Ok(())
 }

@@ -51,7 +51,8 @@ fn server(treat: impl Fn(TcpStream) -> std::io::Result<()> + Send + Clone + 'sta
 
 /// Reads one request, head and body.
 fn read_request(stream: &mut TcpStream) -> std::io::Result<String> {
-    let (mut request, mut piece) = (Vec::new(), [0; 4096]);
+    let mut request = Vec::new();
+    let mut piece = [0; 4096];
     loop {
         let text = String::from_utf8_lossy(&request);
         let length = text.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
@@ -68,7 +69,8 @@ fn read_request(stream: &mut TcpStream) -> std::io::Result<String> {
 #[tokio::test]
 async fn bench_serve_counts_every_request_once_over_http_and_grpc() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
-    let (http, grpc) = (cluster.conductor.ready.http.clone().unwrap(), cluster.conductor.ready.grpc.clone());
+    let http = cluster.conductor.ready.http.clone().unwrap();
+    let grpc = cluster.conductor.ready.grpc.clone();
     let options = "--rate 100 --requests 60 --prompt-chars 50:3,400 --shared-prefix-chars 200 --prefixes 2 --max-tokens 12 --ttft-limit 30s --tbt-limit 30s";
     for (url, api) in [(format!("http://{http}"), "openai"), (format!("grpc://{grpc}"), "grpc")] {
         let found = report(&url, options).await?;

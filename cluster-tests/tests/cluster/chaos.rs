@@ -10,7 +10,8 @@ use crate::up::{baton, conductors, start, stop};
 async fn chaos(cluster: &[&str], arguments: &[&str]) -> anyhow::Result<Value> {
     let folder = tempfile::tempdir()?;
     let (up, ready) = start(folder.path(), &[&["--prefill", "3", "--decode", "3"][..], cluster].concat()).await?;
-    let (conductors, mut arguments) = (conductors(&ready)?, arguments.to_vec());
+    let conductors = conductors(&ready)?;
+    let mut arguments = arguments.to_vec();
     if let Some(etcd) = ready["etcd"].as_str() {
         arguments.extend(["--etcd", etcd]);
     }

@@ -25,7 +25,8 @@ async fn all_at_once(cluster: &Cluster) -> anyhow::Result<Vec<Vec<u32>>> {
         let mut client = cluster.inference();
         tasks.spawn(async move {
             let mut stream = client.generate(ask(n).0).await?.into_inner();
-            let (mut tokens, mut finished) = (Vec::new(), false);
+            let mut tokens = Vec::new();
+            let mut finished = false;
             while let Some(response) = stream.message().await? {
                 match response.event {
                     Some(baton_proto::v1::generate_response::Event::Delta(delta)) => tokens.extend(delta.token_ids),

@@ -34,7 +34,8 @@ struct Block {
 }
 
 fn blocks(markdown: &str) -> Vec<Block> {
-    let (mut blocks, mut open) = (Vec::new(), None);
+    let mut blocks = Vec::new();
+    let mut open = None;
     for (line, text) in (1..).zip(markdown.lines()) {
         let Some(info) = text.trim_start().strip_prefix("```") else {
             if let Some(Block { text: block, .. }) = &mut open {

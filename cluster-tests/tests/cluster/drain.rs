@@ -142,7 +142,8 @@ async fn roll(
     nodes: Vec<(&str, usize, Process)>,
 ) -> anyhow::Result<Vec<Process>> {
     let conductor = format!("http://{}", cluster.conductor.ready.grpc);
-    let (count, mut again) = (nodes.len(), Vec::new());
+    let count = nodes.len();
+    let mut again = Vec::new();
     for (role, index, node) in nodes {
         // The others are busy again.
         tokio::time::sleep(SECOND).await;
@@ -161,14 +162,16 @@ async fn rolling_restart(builder: Builder, asks: Vec<Ask>) -> anyhow::Result<()>
     let nodes: Vec<_> = numbered("prefill", std::mem::take(&mut cluster.prefill))
         .chain(numbered("decode", std::mem::take(&mut cluster.decode)))
         .collect();
-    let (stop, began) = (std::sync::atomic::AtomicBool::new(false), Instant::now());
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let began = Instant::now();
     let restart = async {
         let again = roll(&cluster, &builder, nodes).await;
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         again
     };
     let (served, again) = tokio::join!(load(&cluster, &asks, &quiet, 8, &stop), restart);
-    let (served, mut again) = (served?, again?);
+    let served = served?;
+    let mut again = again?;
     let retries = cluster.conductor.metric("baton_conductor_retries_total").await?;
     println!("{served} requests in {:?} while 4 nodes were restarted, {retries} placed again", began.elapsed());
     cluster.decode = again.split_off(2);

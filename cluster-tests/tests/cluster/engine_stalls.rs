@@ -38,7 +38,8 @@ async fn request_that_hangs_engines_fails_after_two_nodes_and_is_named() -> anyh
         anyhow::Ok(prompts.into_iter().max().unwrap_or_default())
     };
     let (bad, stream, beside) = tokio::join!(bad, cluster.ask(long(1)), beside);
-    let (bad, beside) = (bad?, beside?);
+    let bad = bad?;
+    let beside = beside?;
     println!("ended after {:?}: {}; the slowest prompt beside it took {beside:?}", bad.1, bad.0);
     assert!(bad.0.contains("nodes died or hung while they had the request"), "{}", bad.0);
     assert_eq!(stream?.token_ids, quiet);

@@ -85,8 +85,10 @@ impl Judged {
 async fn judged(cluster: &Cluster, n: usize, computed: usize, request_id: String) -> anyhow::Result<Judged> {
     let record = cluster.operator().recall(v1::RecallRequest { request_id }).await?.into_inner();
     let end = record.end.unwrap();
-    let (timeline, usage) = (end.timeline.unwrap(), end.usage.unwrap());
-    let (predicted, measured) = (end.predicted_ttft_s.unwrap(), end.ttft_s.unwrap());
+    let timeline = end.timeline.unwrap();
+    let usage = end.usage.unwrap();
+    let predicted = end.predicted_ttft_s.unwrap();
+    let measured = end.ttft_s.unwrap();
     let decision = record.decisions.first().and_then(|decision| decision.explanation.as_ref());
     let terms = decision.map(|explanation| format!("{:?}", explanation.prefill)).unwrap_or_default();
     let details = format!(
@@ -115,7 +117,8 @@ async fn predicted_ttft_is_near_measured_ttft() -> anyhow::Result<()> {
         "{:.2} ms a token; {computed} tokens to compute in {REQUESTS} requests, one every {between:.2} s",
         per_token * 1e3
     );
-    let (mut tasks, mut at) = (JoinSet::new(), Instant::now());
+    let mut tasks = JoinSet::new();
+    let mut at = Instant::now();
     for (n, (prompt, _)) in prompts.into_iter().enumerate() {
         at += Duration::from_secs_f64(-between * (1.0 - random.unit()).ln());
         tokio::time::sleep_until(at.into()).await;

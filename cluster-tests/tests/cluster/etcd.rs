@@ -186,13 +186,15 @@ async fn etcd_that_takes_no_credentials_is_logged_until_files_are_right() -> any
 #[tokio::test]
 #[ignore = "needs etcd"]
 async fn etcd_compaction_restarts_the_watch_for_the_leader() -> anyhow::Result<()> {
-    let (etcd, folder) = (Etcd::start()?, tempfile::tempdir()?);
+    let etcd = Etcd::start()?;
+    let folder = tempfile::tempdir()?;
     let leader = conductor(folder.path(), "leader", etcd.address(), &[]).await?;
     leads(&leader).await?;
     let port: u16 = etcd.address().rsplit(':').next().context("a port")?.parse()?;
     let proxy = Proxy::before(port).await?;
     proxy.set(Conduct { delay: Duration::from_millis(100), ..Conduct::default() });
-    let (stop, mut client) = (Arc::new(AtomicBool::new(false)), client(etcd.address(), None).await?);
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut client = client(etcd.address(), None).await?;
     let compacting = tokio::spawn({
         let stop = Arc::clone(&stop);
         async move {
@@ -207,7 +209,8 @@ async fn etcd_compaction_restarts_the_watch_for_the_leader() -> anyhow::Result<(
     let follower = conductor(folder.path(), "follower", &format!("{PROXIED_HOST}:{port}"), &[]).await?;
     says(&follower, &["looking again who leads", "compacted"]).await?;
     baton_runtime::sleep(2 * baton_membership::LEASE).await;
-    let (log_of_leader, log_of_follower) = (log(&leader)?, log(&follower)?);
+    let log_of_leader = log(&leader)?;
+    let log_of_follower = log(&follower)?;
     assert_eq!(log_of_leader.matches("who leads leadership").count(), 1, "{log_of_leader}");
     assert_eq!(log_of_follower.matches("who leads leadership").count(), 1, "{log_of_follower}");
     leader.kill().await?;
@@ -225,7 +228,8 @@ async fn etcd_compaction_restarts_the_watch_for_the_leader() -> anyhow::Result<(
 #[tokio::test]
 #[ignore = "needs etcd"]
 async fn etcd_unreachable_at_start_is_waited_for() -> anyhow::Result<()> {
-    let (mut etcd, folder) = (Etcd::start()?, tempfile::tempdir()?);
+    let mut etcd = Etcd::start()?;
+    let folder = tempfile::tempdir()?;
     etcd.kill().await?;
     let conductor = conductor(folder.path(), "conductor", etcd.address(), &[]).await?;
     says(&conductor, &["etcd is away", "Connection refused"]).await?;

@@ -23,7 +23,9 @@ fn prompt(tokens: u32, salt: u32) -> Vec<u32> {
 async fn stream(cluster: &Cluster, salt: u32) -> anyhow::Result<(Vec<u32>, Vec<Duration>)> {
     let ask = Ask::tokens(prompt(60, salt)).max_tokens(TOKENS).ignore_eos();
     let mut stream = cluster.inference().generate(ask.0).await?.into_inner();
-    let (mut tokens, mut gaps, mut last) = (Vec::new(), Vec::new(), None);
+    let mut tokens = Vec::new();
+    let mut gaps = Vec::new();
+    let mut last = None;
     while let Some(response) = stream.message().await? {
         if let Some(Event::Delta(delta)) = response.event {
             tokens.extend(delta.token_ids);
@@ -67,7 +69,9 @@ async fn streams_keep_their_tokens_under_a_flood_of_calls_to_decode_node() -> an
     let nodes = cluster.nodes().await?;
     let decode = nodes.into_iter().filter_map(|node| node.info).find(|info| info.role == "decode").context("a node")?;
     for what in ["checks", "leases"] {
-        let (stop, calls, refused) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+        let stop = AtomicBool::new(false);
+        let calls = AtomicU64::new(0);
+        let refused = AtomicU64::new(0);
         let flood = async |n: u64| {
             let mut client = client(&cluster.decode[0]).await?;
             while !stop.load(Ordering::Relaxed) {
@@ -90,7 +94,8 @@ async fn streams_keep_their_tokens_under_a_flood_of_calls_to_decode_node() -> an
         let (under, flooded) = tokio::join!(under, join_all((0..100).map(flood)));
         flooded.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
         let (tokens, p99) = under?;
-        let (calls, refused) = (calls.into_inner(), refused.into_inner());
+        let calls = calls.into_inner();
+        let refused = refused.into_inner();
         let ratio = p99.as_secs_f64() / quiet.as_secs_f64();
         println!("{what}: {calls} calls, {refused} refused; TBT p99 {quiet:?} without, {p99:?} with them: {ratio:.2}");
         assert_eq!(tokens, expected);
@@ -181,7 +186,8 @@ async fn unread_requests_release_their_sequence_slots_to_others() -> anyhow::Res
     let answer = cluster.ask(Ask::tokens(prompt(40, 9)).max_tokens(20).ignore_eos()).await?;
     assert_eq!(answer.token_ids.len(), 20);
     for mut stream in unread {
-        let (mut tokens, mut finished) = (0, false);
+        let mut tokens = 0;
+        let mut finished = false;
         while let Some(response) = stream.message().await? {
             match response.event {
                 Some(Event::Delta(delta)) => tokens += delta.token_ids.len(),

@@ -233,7 +233,8 @@ async fn etcd_placement_latency_with_a_thousand_nodes_is_measured() -> anyhow::R
         quantile(&mut all, 0.5)
     };
     for (name, of) in [("p50", (|round| round.0) as fn(&(f64, f64)) -> f64), ("p99", |round| round.1)] {
-        let (own, asked) = (median(0, of), median(1, of));
+        let own = median(0, of);
+        let asked = median(1, of);
         println!(
             "{NODES} nodes, placement {name}: {own:.2} ms at the leader, {asked:.2} ms through it: {:.2} ms more",
             asked - own
@@ -258,7 +259,8 @@ async fn costs(conductors: &[Process], nodes: &[Process], streams: usize) -> any
     for n in 0..streams {
         let mut client = InferenceClient::new(channel(&conductors[n % conductors.len()]).await?);
         clients.push(tokio::spawn(async move {
-            let (mut requests, mut tokens) = (0, 0);
+            let mut requests = 0;
+            let mut tokens = 0;
             while began.elapsed() < BUSY {
                 let mut stream =
                     client.generate(Ask::text(&format!("{n} {requests}")).max_tokens(50).0).await?.into_inner();
@@ -272,10 +274,12 @@ async fn costs(conductors: &[Process], nodes: &[Process], streams: usize) -> any
             anyhow::Ok((requests, tokens))
         }));
     }
-    let (mut requests, mut tokens) = (0, 0);
+    let mut requests = 0;
+    let mut tokens = 0;
     for client in clients {
         let (some, more) = client.await??;
-        (requests, tokens) = (requests + some, tokens + more);
+        requests += some;
+        tokens += more;
     }
     let share = began.elapsed().div_duration_f64(IDLE);
     let own = (cpu(conductors)? - before.0).saturating_sub(idle.0.mul_f64(share));

@@ -147,7 +147,8 @@ async fn death_of_migration_target_changes_no_token() -> anyhow::Result<()> {
     let folder = cluster.folder().to_owned();
     let (together, leased) = while_all_run(&cluster, async {
         let second = roomy.start_node("decode", 1, &conductor, &folder).await?;
-        let (granted, began) = ("baton_node_leases_total{outcome=\"granted\"}", Instant::now());
+        let granted = "baton_node_leases_total{outcome=\"granted\"}";
+        let began = Instant::now();
         while metric(&http, granted).await? == 0.0 && began.elapsed() < Duration::from_secs(10) {}
         signal(second.pid(), "STOP");
         tokio::time::sleep(Duration::from_millis(300)).await;

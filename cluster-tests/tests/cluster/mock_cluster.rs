@@ -190,7 +190,9 @@ async fn dead_decode_node_is_replaced_with_same_tokens() -> anyhow::Result<()> {
     let mut name = String::new();
 
     let mut stream = cluster.inference().generate(ask.0.clone()).await?.into_inner();
-    let (mut tokens, mut killed, mut finished) = (Vec::new(), false, None);
+    let mut tokens = Vec::new();
+    let mut killed = false;
+    let mut finished = None;
     while let Some(response) = stream.message().await? {
         match response.event {
             Some(baton_proto::v1::generate_response::Event::Delta(delta)) => tokens.extend(delta.token_ids),
@@ -441,7 +443,8 @@ async fn decode_node_with_steps_too_long_for_tbt_objective_is_reselected() -> an
     let expected = cluster.ask(paced(2)).await?.token_ids;
     assert_eq!(refused(&cluster, "retried").await?, 0.0, "no step had been measured");
 
-    let (conductor, prefill) = (format!("http://{}", cluster.conductor.ready.grpc), cluster.prefill[0].pid());
+    let conductor = format!("http://{}", cluster.conductor.ready.grpc);
+    let prefill = cluster.prefill[0].pid();
     let stream = cluster.ask(Ask::tokens(prompt(50, 1)).max_tokens(100).ignore_eos());
     let (stream, both) = tokio::join!(stream, async {
         tokio::time::sleep(2 * SECOND).await;

@@ -92,7 +92,8 @@ async fn bf16_prefill_gives_logprobs_near_reference() -> anyhow::Result<()> {
 }
 
 async fn compare(cluster: Cluster, bounds: Bounds) -> anyhow::Result<()> {
-    let (mut differences, mut positions) = (Vec::new(), 0);
+    let mut differences = Vec::new();
+    let mut positions = 0;
     for (index, entry) in reference().iter().enumerate() {
         let text = cluster.ask(Ask::text(&entry.text).max_tokens(1)).await?;
         assert_eq!(text.prompt_token_ids, entry.prompt_ids, "entry {index}: text");
@@ -235,7 +236,8 @@ async fn kv_of_prompt_computed_at_one_node_is_pushed_once_and_reused() -> anyhow
 async fn all_at_once(cluster: &Cluster, asks: &[Ask]) -> anyhow::Result<Vec<Vec<u32>>> {
     let mut tasks = tokio::task::JoinSet::new();
     for (index, ask) in asks.iter().enumerate() {
-        let (mut client, ask) = (cluster.inference(), ask.clone());
+        let mut client = cluster.inference();
+        let ask = ask.clone();
         tasks.spawn(async move {
             let mut stream = client.generate(ask.0).await?.into_inner();
             let mut tokens = Vec::new();
@@ -320,7 +322,8 @@ async fn aborted_and_finished_requests_leak_no_blocks_or_memory() -> anyhow::Res
             // What is to be aborted does not end before, however fast the machine.
             .max_tokens(4 + (random(&mut state) % 20) as u32 + if abort_after.is_some() { 1000 } else { 0 })
             .ignore_eos();
-        let (mut client, places) = (cluster.inference(), places.clone());
+        let mut client = cluster.inference();
+        let places = places.clone();
         tasks.spawn(async move {
             let _place = places.acquire_owned().await?;
             let whole = async {
@@ -385,9 +388,11 @@ async fn idle_processes_use_less_than_one_percent_of_a_core() -> anyhow::Result<
     cluster.wait_idle(SECOND).await?;
     let processes: Vec<_> = cluster.prefill.iter().chain(&cluster.decode).chain([&cluster.conductor]).collect();
     let times = || processes.iter().map(|process| process.cpu_time()).collect::<anyhow::Result<Vec<_>>>();
-    let (before, began) = (times()?, Instant::now());
+    let before = times()?;
+    let began = Instant::now();
     tokio::time::sleep(10 * SECOND).await;
-    let (after, took) = (times()?, began.elapsed());
+    let after = times()?;
+    let took = began.elapsed();
     for (process, (before, after)) in processes.iter().zip(before.into_iter().zip(after)) {
         let share = (after - before).as_secs_f64() / took.as_secs_f64();
         println!("{}: {:.2} % of a core", process.log.display(), 100.0 * share);

@@ -161,7 +161,9 @@ async fn explain_lists_each_attempt_of_a_request() -> anyhow::Result<()> {
     let mut cluster = Cluster::mock().decode(2).node_flags(&["--mock-base-us", "10000"]).start().await?;
     let ask = Ask::tokens(prompt(200, 4)).max_tokens(40).ignore_eos();
     let mut stream = cluster.inference().generate(ask.0).await?.into_inner();
-    let (mut id, mut tokens, mut killed) = (String::new(), 0, String::new());
+    let mut id = String::new();
+    let mut tokens = 0;
+    let mut killed = String::new();
     while let Some(response) = stream.message().await? {
         match response.event {
             Some(Event::Accepted(accepted)) => id = accepted.request_id,

@@ -35,7 +35,8 @@ async fn request_with_n_answers_computes_its_prompt_once() -> anyhow::Result<()>
     };
     let before = computed().await?;
     let answers = cluster.answers(ask("a").n(4)).await?;
-    let (tokens, rows) = (answers[0].prompt_token_ids.len(), computed().await? - before);
+    let tokens = answers[0].prompt_token_ids.len();
+    let rows = computed().await? - before;
     println!(
         "{tokens} tokens of prompt, {rows} computed, cached: {:?}",
         answers.iter().map(Answer::cached_tokens).collect::<Vec<_>>()
@@ -61,7 +62,9 @@ async fn n_answers_survive_decode_node_death_and_abort_together() -> anyhow::Res
     let ask = || Ask::text("a prompt").max_tokens(60).ignore_eos().seeded(1, 1.0);
     let expected = cluster.answers(ask().n(3)).await?;
     let mut stream = cluster.inference().generate(ask().n(3).0).await?.into_inner();
-    let (mut tokens, mut killed, mut finished) = (vec![Vec::new(); 3], false, 0);
+    let mut tokens = vec![Vec::new(); 3];
+    let mut killed = false;
+    let mut finished = 0;
     while let Some(response) = stream.message().await? {
         match response.event {
             Some(Event::Delta(delta)) => tokens[response.sample as usize].extend(delta.token_ids),
@@ -151,7 +154,8 @@ async fn many_n_answers_do_not_starve_other_requests() -> anyhow::Result<()> {
 /// The longest time between two tokens of an answer.
 async fn gap(cluster: &Cluster, ask: Ask) -> anyhow::Result<Duration> {
     let mut stream = cluster.inference().generate(ask.0).await?.into_inner();
-    let (mut longest, mut last) = (Duration::ZERO, None);
+    let mut longest = Duration::ZERO;
+    let mut last = None;
     while let Some(response) = stream.message().await? {
         if matches!(response.event, Some(Event::Delta(_))) {
             let now = std::time::Instant::now();

@@ -79,7 +79,9 @@ async fn request_with_too_long_wait_is_refused_with_retry_after() -> anyhow::Res
     let error: Value = serde_json::from_slice(&said.stderr)?;
     let answers = overloading.await??;
 
-    let (mut refused, mut waits, mut after) = (0, 0, Vec::new());
+    let mut refused = 0;
+    let mut waits = 0;
+    let mut after = Vec::new();
     for (HttpAnswer { status, headers, body }, _) in &answers {
         match status {
             200 => {}

@@ -55,7 +55,8 @@ async fn partial_prefill_gives_same_tokens_as_whole_prefill() -> anyhow::Result<
             let answer = cluster.ask(ask.clone()).await?;
             assert_eq!(answer.token_ids, expected.token_ids, "{transport}");
             assert_eq!(answer.logprobs, expected.logprobs, "{transport}");
-            let (bytes, all) = (answer.kv_transfer().bytes, expected.kv_transfer().bytes);
+            let bytes = answer.kv_transfer().bytes;
+            let all = expected.kv_transfer().bytes;
             println!("{transport}: {bytes} of {all} bytes pushed, TTFT {:?}, alone {:?}", answer.ttft, expected.ttft);
             assert!(bytes > 0 && bytes < all, "{bytes} of {all}: the partial prefill's KV is where it is needed");
             while let Some(ended) = streams.join_next().await {
@@ -99,7 +100,8 @@ async fn partial_prefill_survives_death_of_either_node() -> anyhow::Result<()> {
         for role in ["prefill", "decode"] {
             cluster.restart(&builder, role).await?;
         }
-        let (before, retries) = (split(&cluster).await?, cluster.conductor.metric(RETRIES).await?);
+        let before = split(&cluster).await?;
+        let retries = cluster.conductor.metric(RETRIES).await?;
         let mut client = cluster.inference();
         let mut asked = JoinSet::new();
         asked.spawn(async move {

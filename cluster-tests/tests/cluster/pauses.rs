@@ -39,7 +39,9 @@ impl Conductors {
         let addresses =
             listeners.iter().map(|it| Ok(it.local_addr()?.to_string())).collect::<anyhow::Result<Vec<_>>>()?;
         drop(listeners);
-        let (etcd, folder, processes) = (etcd.address().to_owned(), folder.to_owned(), Vec::new());
+        let etcd = etcd.address().to_owned();
+        let folder = folder.to_owned();
+        let processes = Vec::new();
         let mut all = Self { etcd, folder, addresses, processes, logs: Vec::new() };
         all.processes.resize_with(SPARE + 1, || None);
         for n in 0..SPARE {
@@ -122,7 +124,8 @@ async fn longest(
 
 fn told(what: &str, mut pauses: Vec<Duration>) {
     pauses.sort_unstable();
-    let (median, max) = (pauses[pauses.len() / 2], pauses[pauses.len() - 1]);
+    let median = pauses[pauses.len() / 2];
+    let max = pauses[pauses.len() - 1];
     println!(
         "{what}: longest pause p50 {:.2} s, max {:.2} s of {}",
         median.as_secs_f64(),
@@ -137,7 +140,8 @@ async fn etcd_loss_of_leader_or_etcd_pauses_requests_and_fails_none() -> anyhow:
     let mut etcd = Etcd::start()?;
     let folder = tempfile::tempdir()?;
     let mut conductors = Conductors::start(&etcd, folder.path()).await?;
-    let (all, addresses) = (conductors.addresses.join(","), conductors.addresses[..SPARE].to_vec());
+    let all = conductors.addresses.join(",");
+    let addresses = conductors.addresses[..SPARE].to_vec();
     let mut nodes = Vec::new();
     for (role, index) in [("prefill", 0), ("prefill", 1), ("decode", 0), ("decode", 1)] {
         nodes.push(Cluster::mock().start_node(role, index, &all, folder.path()).await?);

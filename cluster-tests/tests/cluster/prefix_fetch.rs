@@ -92,7 +92,8 @@ async fn death_of_holder_during_fetch_changes_no_token() -> anyhow::Result<()> {
     let with_decode = Ask::tokens(prompt.clone()).max_tokens(6).ignore_eos();
     // One token needs no decode node, so the holder is none of the request's own.
     let alone = Ask::tokens(prompt).max_tokens(1).ignore_eos().sampling(|sampling| sampling.logprobs = Some(5));
-    let (expected, expected_alone) = (cluster.ask(with_decode.clone()).await?, cluster.ask(alone.clone()).await?);
+    let expected = cluster.ask(with_decode.clone()).await?;
+    let expected_alone = cluster.ask(alone.clone()).await?;
     let mut cut_off = 0;
     for round in 0..8 {
         cluster.restart(&builder, "prefill").await?;
@@ -212,7 +213,8 @@ async fn conversation_turn_computes_only_its_new_tokens() -> anyhow::Result<()> 
     let mut cluster = builder.clone().start().await?;
     let subjects = ["bees", "rivers", "clocks", "bread", "stars", "boats", "wool", "salt", "kites", "moss"];
     let mut messages: Vec<(String, String)> = Vec::new();
-    let (mut before, mut nodes) = (Vec::new(), std::collections::BTreeSet::new());
+    let mut before = Vec::new();
+    let mut nodes = std::collections::BTreeSet::new();
     for (turn, subject) in subjects.iter().enumerate() {
         if turn % 3 == 2 {
             // The next turn is computed on a node that has seen nothing of the conversation.
@@ -257,7 +259,8 @@ fn hot_prompt(own: u32) -> Ask {
 async fn make_hot(builder: &Builder) -> anyhow::Result<(Cluster, Vec<Answer>)> {
     let mut cluster = builder.clone().start().await?;
     let conductor = format!("http://{}", cluster.conductor.ready.grpc);
-    let (began, mut answers) = (Instant::now(), Vec::new());
+    let began = Instant::now();
+    let mut answers = Vec::new();
     while began.elapsed() < SECOND || answers.len() < 20 {
         answers.push(cluster.ask(hot_prompt(answers.len() as u32)).await?);
     }

@@ -50,7 +50,8 @@ async fn stream(
     let mut ask = Ask::tokens(prompt(100 + n, 32)).max_tokens(120).ignore_eos();
     ask.0.slo.get_or_insert_default().tbt_ms = Some(TBT_MS);
     let mut stream = client.generate(ask.0).await?.into_inner();
-    let (mut gaps, mut last) = (Vec::new(), None);
+    let mut gaps = Vec::new();
+    let mut last = None;
     while let Some(response) = stream.message().await? {
         if let Some(Event::Delta(_)) = response.event {
             let now = Instant::now();
@@ -92,7 +93,9 @@ async fn short_prompts(cluster: &Cluster, round: u32, busy: bool) -> anyhow::Res
         streams.spawn(stream(cluster.inference(), round * 10 + n));
     }
     tokio::time::sleep(SECOND).await;
-    let (mut ttfts, mut tokens, mut at_decode) = (Vec::new(), Vec::new(), 0);
+    let mut ttfts = Vec::new();
+    let mut tokens = Vec::new();
+    let mut at_decode = 0;
     for n in 0..6 {
         let ask = Ask::tokens(prompt(1000 + round * 100 + n, 64)).max_tokens(4).ignore_eos();
         let answer = cluster.ask(ask).await?;
@@ -123,7 +126,9 @@ async fn short_prompts_at_decode_node_give_same_tokens_and_lower_ttft() -> anyho
     let short = builder().conductor_flags(&["--prompts-at-decode", "short"]).start().await?;
     let rounds = if std::env::var_os("BATON_TEST_LONG").is_some() { 9 } else { 3 };
     for busy in [false, true] {
-        let (mut ratios, mut worst, mut at_decode) = (Vec::new(), Duration::ZERO, 0);
+        let mut ratios = Vec::new();
+        let mut worst = Duration::ZERO;
+        let mut at_decode = 0;
         for round in 0..rounds {
             // Prompts of its own, of which nothing is cached.
             let round = 2 * round + u32::from(busy);

@@ -115,7 +115,8 @@ async fn etcd_settings_changes_are_in_force_everywhere_within_a_second() -> anyh
     };
     tokio::time::timeout(LIMIT, ready).await.context("not ready")??;
 
-    let (stop, served) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let stop = Arc::new(AtomicBool::new(false));
+    let served = Arc::new(AtomicUsize::new(0));
     let mut clients = Vec::new();
     for conductor in conductors.iter().chain(&conductors) {
         clients.push(tokio::spawn(load(channel(conductor).await?, Arc::clone(&stop), Arc::clone(&served))));
@@ -152,7 +153,8 @@ async fn etcd_settings_changes_are_in_force_everywhere_within_a_second() -> anyh
         baton_runtime::sleep(Duration::from_millis(20)).await;
     }
     times.sort_unstable();
-    let (median, longest) = (times[times.len() / 2], times[times.len() - 1]);
+    let median = times[times.len() / 2];
+    let longest = times[times.len() - 1];
     let all = served.load(Ordering::Relaxed);
     println!(
         "{} changes in force at 3 conductors: median {median:.1?}, longest {longest:.1?}; {refused} refused; {all} requests meanwhile",

@@ -37,7 +37,8 @@ async fn round(
 }
 
 fn flags(folder: &Path, bytes: u64) -> Vec<String> {
-    let (folder, bytes) = (folder.display().to_string(), bytes.to_string());
+    let folder = folder.display().to_string();
+    let bytes = bytes.to_string();
     ["--ssd-folder", &folder, "--ssd-bytes", &bytes].map(str::to_owned).to_vec()
 }
 

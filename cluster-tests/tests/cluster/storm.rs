@@ -54,8 +54,10 @@ async fn serve_timed(
     ask: Ask,
 ) -> Result<(Vec<u32>, Duration), tonic::Status> {
     let mut stream = client.generate(ask.0).await?.into_inner();
-    let (mut tokens, mut finished) = (Vec::new(), false);
-    let (mut last, mut longest) = (Instant::now(), Duration::ZERO);
+    let mut tokens = Vec::new();
+    let mut finished = false;
+    let mut last = Instant::now();
+    let mut longest = Duration::ZERO;
     while let Some(response) = stream.message().await? {
         longest = longest.max(last.elapsed());
         last = Instant::now();
@@ -101,7 +103,8 @@ async fn every_request_ends_while_nodes_die() -> anyhow::Result<()> {
     let requests = if std::env::var_os("BATON_TEST_LONG").is_some() { 5000 } else { 300 };
     let flags = ["--cache-blocks", "1500", "--max-waiting", "64"];
     let mut cluster = Cluster::mock().prefill(3).decode(3).node_flags(&flags).start().await?;
-    let (dying_prefill, dying_decode) = (cluster.prefill.remove(1), cluster.decode.remove(2));
+    let dying_prefill = cluster.prefill.remove(1);
+    let dying_decode = cluster.decode.remove(2);
     let (first, ()) = tokio::join!(storm(&cluster, requests, 48), async {
         tokio::time::sleep(Duration::from_millis(300)).await;
         dying_decode.kill().await.unwrap();
@@ -155,7 +158,8 @@ async fn stopped_node_delays_its_request_and_changes_no_token() -> anyhow::Resul
             signal(node.pid(), "STOP");
             anyhow::Ok(node.pid())
         });
-        let (served, stopped) = (served?, stopped?);
+        let served = served?;
+        let stopped = stopped?;
         signal(stopped, "CONT");
         println!("{role} node stopped: {:?}", served.1);
         assert!(served.1 < Duration::from_secs(6), "{:?}", served.1);

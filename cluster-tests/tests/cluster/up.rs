@@ -97,7 +97,8 @@ async fn check_explanations(conductor: &str) -> anyhow::Result<()> {
 async fn up_command_serves_restarts_a_dead_node_and_drains() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let ready_file = folder.path().join("ready.json");
-    let (ready_path, logs) = (ready_file.display().to_string(), folder.path().join("logs").display().to_string());
+    let ready_path = ready_file.display().to_string();
+    let logs = folder.path().join("logs").display().to_string();
     let up = baton(&[
         "up",
         "--engine",

@@ -54,7 +54,9 @@ impl Stream for ResponseStream {
             finished.prefill_node.clear();
             finished.decode_node.clear();
             if let Some(timeline) = &mut finished.timeline {
-                (timeline.kv_transfer, timeline.prefix_fetch, timeline.migrated) = (None, None, None);
+                timeline.kv_transfer = None;
+                timeline.prefix_fetch = None;
+                timeline.migrated = None;
             }
         }
         self.unfinished = match &outgoing.response {
@@ -101,7 +103,8 @@ impl v1::inference_server::Inference for InferenceService {
     async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
         let mut card = self.frontend.model_card();
         if !self.names_nodes {
-            (card.prefill_nodes, card.decode_nodes) = (0, 0);
+            card.prefill_nodes = 0;
+            card.decode_nodes = 0;
             card.fingerprint.clear();
         }
         Ok(Response::new(v1::ListModelsResponse { models: vec![card] }))

@@ -43,7 +43,8 @@ fn prefill_load(cluster: &Cluster, now: Instant, node: &ClusterNode) -> v1::Pref
 }
 
 fn decode_load(cluster: &Cluster, now: Instant, node: &ClusterNode) -> v1::DecodeNodeLoad {
-    let (forecast, load) = (cluster.node_forecast(now, node), node.load());
+    let forecast = cluster.node_forecast(now, node);
+    let load = node.load();
     v1::DecodeNodeLoad {
         node: node.info().node.to_string(),
         state: node.state().as_str().into(),

@@ -59,7 +59,8 @@ async fn answer(
     let generated = requests.into_iter().enumerate().map(|(index, request)| {
         let id = next_id;
         next_id = id.plus(request.n.max(1));
-        let (client_request_id, idempotency_key) = (client_id.to_owned(), key_of(key, index));
+        let client_request_id = client_id.to_owned();
+        let idempotency_key = key_of(key, index);
         shared.frontend.generate(id, v1::GenerateRequest { client_request_id, idempotency_key, ..request })
     });
     let responses = try_join_all(generated).await.map_err(refused)?;

@@ -130,7 +130,9 @@ pub(super) async fn finish(request: Request, next: Next) -> Response {
         if !has_id {
             // What got as far as an id has been logged.
             let client_request = given.as_ref().and_then(|id| id.to_str().ok());
-            let (path, status, error) = (shown(&path), failure.status, failure.message.as_str());
+            let path = shown(&path);
+            let status = failure.status;
+            let error = failure.message.as_str();
             tracing::info!(request = %own, client_request, path, status, error, "request refused");
         }
         let form = if is_anthropic { ErrorForm::Anthropic } else { ErrorForm::OpenAi };

@@ -109,7 +109,8 @@ impl Desk {
     /// Of a conductor that neither leads nor follows.
     pub fn new(id: ConductorId) -> Self {
         let core = baton_scheduler::Desk::new(id);
-        let (asked, streams) = (BTreeMap::new(), BTreeMap::new());
+        let asked = BTreeMap::new();
+        let streams = BTreeMap::new();
         Self(Mutex::new(Inner { core, led: Led::NotYet, said_leaderless: false, link: None, asked, streams }))
     }
 

@@ -47,7 +47,8 @@ pub fn start(
     let latest = Arc::clone(frontend);
     let (stand, standing) = watch::channel(Standing::NoNodes);
     let election = Election::new(etcd, candidate, Arc::clone(&frontend.clock), move || latest.desk.latest(), standing);
-    let (leadership, obeying) = (election.leadership(), Arc::clone(frontend));
+    let leadership = election.leadership();
+    let obeying = Arc::clone(frontend);
     frontend.tasks.spawn("election", async move {
         tokio::select! {
             () = election.run() => {}

@@ -169,7 +169,8 @@ pub async fn events_of_other_nodes_and_requests_are_ignored() {
     let mut answer = w.generate(request("hi", 3)).await;
     let job = w.job().await;
     let other = |node: &str| if node.ends_with('0') { node.replace('0', "1") } else { node.replace('1', "0") };
-    let (other_prefill, other_decode) = (other(&job.node), other(&job.decode()));
+    let other_prefill = other(&job.node);
+    let other_decode = other(&job.decode());
     w.node(&other_prefill).failed(job.key, ErrorKind::Internal);
     w.node(&other_decode).token(job.key, 0, 'x');
     let nobodys = RequestKey { request: RequestId(1), ..job.key };

@@ -167,7 +167,8 @@ pub async fn repeated_http_idempotency_key_attaches_to_running_request() {
     w.node("d0").last_token(jobs[0].key, 1, 'b');
     w.node("d0").last_token(jobs[1].key, 1, 'y');
     let (status, told) = soon(second).await.unwrap();
-    let (ab, xy) = (r#""text":"ab""#, r#""text":"xy""#);
+    let ab = r#""text":"ab""#;
+    let xy = r#""text":"xy""#;
     assert!(status == 200 && told.contains(ab) && told.contains(xy) && !w.has_job().await, "{told}");
     for wrong in ["", &"k".repeat(121)] {
         let (status, told) = soon(ask(&w, wrong, body)).await.unwrap();
@@ -178,7 +179,8 @@ pub async fn repeated_http_idempotency_key_attaches_to_running_request() {
 
 /// So another conductor, which knows nothing of the first try, draws the same tokens.
 pub async fn seed_is_derived_from_idempotency_key() {
-    let (mut one, mut two) = (World::with(&["p0", "d0"]).await, World::with(&["p0", "d0"]).await);
+    let mut one = World::with(&["p0", "d0"]).await;
+    let mut two = World::with(&["p0", "d0"]).await;
     let _answers = [one.generate(keyed(3)).await, two.generate(keyed(3)).await];
     let seed = |job: Job| job.wire.sampling.unwrap().seed;
     let seeds = [seed(one.job().await), seed(two.job().await)];

@@ -29,7 +29,8 @@ async fn two(nodes: &[&str]) -> (World, World) {
 impl World {
     /// Follows another one.
     async fn follows(&self, leader: &World) -> JoinHandle<Result<(), LinkError>> {
-        let (frontend, address) = (Arc::clone(&self.frontend), leader.addresses.grpc.to_string());
+        let frontend = Arc::clone(&self.frontend);
+        let address = leader.addresses.grpc.to_string();
         let link = tokio::spawn(async move { follow(&frontend, &address).await });
         until("it follows", || self.frontend.desk.has_leader().then_some(())).await;
         link
@@ -299,7 +300,8 @@ pub async fn later_stream_of_a_follower_ends_the_earlier_one() {
     let mut answer = w.generate(request("hi", 2)).await;
     let job = w.job().await;
     leader.until_placed(1).await;
-    let (frontend, address) = (Arc::clone(&w.frontend), leader.addresses.grpc.to_string());
+    let frontend = Arc::clone(&w.frontend);
+    let address = leader.addresses.grpc.to_string();
     let _second = tokio::spawn(async move { follow(&frontend, &address).await });
     let ended = soon(first).await.unwrap().unwrap_err();
     assert!(matches!(ended, LinkError::Ended(_)), "{ended}");

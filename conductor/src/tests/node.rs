@@ -72,7 +72,8 @@ impl FakeNode {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         info.address = format!("http://{}", listener.local_addr().unwrap());
         let (opened, arrivals) = mpsc::unbounded_channel();
-        let (problem, is_mute) = (Arc::<Mutex<String>>::default(), Arc::<AtomicBool>::default());
+        let problem = Arc::<Mutex<String>>::default();
+        let is_mute = Arc::<AtomicBool>::default();
         let welcome = Arc::new(Mutex::new(info.clone()));
         let service = Service {
             welcome: Arc::clone(&welcome),

@@ -167,7 +167,8 @@ pub async fn node_that_does_not_greet_is_dialled_again_after_five_seconds() {
     let node = FakeNode::start(w.info("d0")).await;
     node.is_mute.store(true, Relaxed);
     w.register(&node.info).await.unwrap();
-    let (frontend, info) = (Arc::clone(&w.frontend), node.info.clone());
+    let frontend = Arc::clone(&w.frontend);
+    let info = node.info.clone();
     let is_dialled = || frontend.nodes.register(info.clone()).unwrap().is_none();
     w.pass_ms(4950).await;
     assert!(is_dialled());

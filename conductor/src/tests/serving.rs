@@ -126,7 +126,8 @@ pub async fn request_with_n_answers_places_others_once_the_first_decodes() {
     assert_ne!(first.key.request, second.key.request);
     w.node("p0").computes(second.key, 'c');
     w.node("d0").last_token(second.key, 1, 'd');
-    let (mut texts, mut finished) = ([String::new(), String::new()], 0);
+    let mut texts = [String::new(), String::new()];
+    let mut finished = 0;
     while let Some(response) = soon(stream.message()).await.unwrap() {
         match response.event {
             Some(Event::Delta(delta)) => texts[response.sample as usize] += &delta.text,

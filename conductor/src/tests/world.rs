@@ -94,7 +94,8 @@ impl World {
     pub async fn on(clock: ManualClock, settings: Settings, nodes: &[&str]) -> Self {
         let (telemetry, metrics) = Telemetry::local(&[METRICS], Metrics::default).unwrap();
         let server = Server::start(&settings.into(), Arc::new(clock.clone()), telemetry, metrics).await.unwrap();
-        let (frontend, addresses) = (Arc::clone(&server.frontend), server.addresses);
+        let frontend = Arc::clone(&server.frontend);
+        let addresses = server.addresses;
         let (signals, mut signalled) = mpsc::unbounded_channel();
         let server = tokio::spawn(server.run(async move || match signalled.recv().await {
             Some(signal) => signal,

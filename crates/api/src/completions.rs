@@ -75,7 +75,8 @@ impl<'de> Deserialize<'de> for Prompts {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
-                let (mut prompts, mut tokens) = (Vec::new(), Vec::new());
+                let mut prompts = Vec::new();
+                let mut tokens = Vec::new();
                 while let Some(item) = items.next_element()? {
                     match item {
                         Item::Token(token) => tokens.push(token),

@@ -30,8 +30,10 @@ impl CopyTarget {
     pub async fn start(plan: &Plan, ip: IpAddr, memory: Memory) -> Result<Self, BenchError> {
         let listener = TcpListener::bind((ip, 0)).await?.into_std()?;
         listener.set_nonblocking(false)?;
-        let (address, arrived) = (listener.local_addr()?, Arc::new(AtomicU64::new(0)));
-        let (plan, count) = (*plan, Arc::clone(&arrived));
+        let address = listener.local_addr()?;
+        let arrived = Arc::new(AtomicU64::new(0));
+        let plan = *plan;
+        let count = Arc::clone(&arrived);
         // A thread of its own, as a bare loop has; it ends with its connection, or with the
         // process.
         std::thread::spawn(move || {
@@ -74,7 +76,10 @@ impl CopyInitiator {
 
     /// Writes blocks for some time. The number of the first is returned too.
     pub async fn run(&mut self, duration: Duration) -> Result<(TransferStats, u64), BenchError> {
-        let (mut stream, plan, memory, first) = (self.stream.try_clone()?, self.plan, self.memory.clone(), self.sent);
+        let mut stream = self.stream.try_clone()?;
+        let plan = self.plan;
+        let memory = self.memory.clone();
+        let first = self.sent;
         let (done, result) = oneshot::channel();
         std::thread::spawn(move || {
             // The receiver is gone if the bench was interrupted.
@@ -93,7 +98,8 @@ fn send_for(
     first: u64,
     stream: &mut std::net::TcpStream,
 ) -> Result<TransferStats, BenchError> {
-    let (layout, mut stats) = (Layout::new(plan), TransferStats::new()?);
+    let layout = Layout::new(plan);
+    let mut stats = TransferStats::new()?;
     let began = baton_runtime::now();
     let mut now = began;
     while now - began < duration {

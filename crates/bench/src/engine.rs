@@ -61,7 +61,8 @@ struct End {
 
 impl End {
     async fn start(config: TransferConfig, memory: &Memory) -> Result<(Self, ArrivalReceiver), BenchError> {
-        let (tasks, generation) = (TaskSet::new(), config.generation);
+        let tasks = TaskSet::new();
+        let generation = config.generation;
         let (engine, arrivals) = TransferEngine::bind(config, &tasks).await?;
         let (segment, descriptor) = engine.register(memory.region())?;
         Ok((Self { engine, tasks, generation, segment, descriptor }, arrivals))
@@ -136,7 +137,8 @@ impl Grants {
 
     fn spec(&self, id: GrantId) -> Result<GrantSpec, TransferError> {
         let node = NodeId::new(INITIATOR).map_err(|error| TransferError::Protocol(error.to_string()))?;
-        let (ranges, expires) = (std::iter::once(0..self.bytes).collect(), baton_runtime::now() + GRANT_LIFE);
+        let ranges = std::iter::once(0..self.bytes).collect();
+        let expires = baton_runtime::now() + GRANT_LIFE;
         Ok(GrantSpec { id, segment: self.segment, ranges, writer: Some((node, self.writer)), expires })
     }
 
@@ -197,7 +199,8 @@ impl EngineInitiator {
         let mut stats = TransferStats::new()?;
         let mut carried = self.plan.carrier.as_str();
         let mut under_way = FuturesUnordered::new();
-        let (began, mut next) = (baton_runtime::now(), 0);
+        let began = baton_runtime::now();
+        let mut next = 0;
         let mut ended = began;
         loop {
             while under_way.len() < self.plan.depth as usize && began.elapsed() < duration {
@@ -216,7 +219,8 @@ impl EngineInitiator {
 
     fn start(&mut self, batch: u64) -> Batch {
         let blocks = batch * u64::from(self.plan.spans)..(batch + 1) * u64::from(self.plan.spans);
-        let (len, places) = (self.plan.block_bytes, self.layout.all(blocks));
+        let len = self.plan.block_bytes;
+        let places = self.layout.all(blocks);
         let options = BatchOptions::new(baton_runtime::now() + BATCH_DEADLINE).tag(self.started);
         let grant = GrantId(self.started / BATCHES_PER_GRANT);
         self.started += 1;

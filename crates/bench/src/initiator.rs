@@ -161,7 +161,8 @@ impl Progress {
         if !wanted || !std::io::stderr().is_terminal() {
             return Self(None);
         }
-        let (carrier, op) = (plan.carrier.as_str(), plan.op.as_str());
+        let carrier = plan.carrier.as_str();
+        let op = plan.op.as_str();
         let message = format!("{carrier} {op}, {} bytes x {}, {} s", plan.block_bytes, plan.spans, plan.seconds);
         let bar = ProgressBar::new_spinner().with_message(message);
         if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} [{elapsed}]") {

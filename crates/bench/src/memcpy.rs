@@ -9,7 +9,8 @@ use crate::{BenchError, usage};
 
 /// Runs it.
 pub fn run(plan: &Plan) -> Result<Report, BenchError> {
-    let (source, target) = (Memory::filled(plan)?, Memory::cleared(plan)?);
+    let source = Memory::filled(plan)?;
+    let target = Memory::cleared(plan)?;
     let layout = Layout::new(plan);
     copy(plan, &layout, &source, &target, crate::initiator::WARM_UP.as_secs_f64())?;
     if plan.verify {

@@ -146,7 +146,8 @@ async fn listen(
 impl RelayReport {
     fn of(streams: &[Heard], seconds: u64) -> Result<Self, BenchError> {
         let mut added = histogram()?;
-        let (mut gaps, mut sum) = (0_u64, Duration::ZERO);
+        let mut gaps = 0_u64;
+        let mut sum = Duration::ZERO;
         for stream in streams {
             let (Some(first), Some(last)) = (stream.at.first(), stream.at.last()) else { continue };
             let count = stream.at.len() as u64 - 1;
@@ -155,7 +156,8 @@ impl RelayReport {
                 let longer = (pair[1] - pair[0]).saturating_sub(mean);
                 added.saturating_record(longer.as_micros() as u64);
             }
-            (gaps, sum) = (gaps + count, sum + (*last - *first));
+            gaps += count;
+            sum += *last - *first;
         }
         if gaps == 0 {
             return Err(BenchError::control("conductor", "no stream got two tokens during the measurement"));

@@ -64,7 +64,8 @@ fn assert_near(name: &str, file: &ModelFile, text: &str, options: CpuOptions, bo
         assert_eq!(windows.scored() as u64, theirs["positions"].as_u64().unwrap(), "the same positions");
     }
     let (likelihood, ours) = compare(&mut reference, &mut engine(file, options), &windows, &mut |_| ()).unwrap();
-    let (expected, found) = (ours.reference_perplexity, likelihood.perplexity());
+    let expected = ours.reference_perplexity;
+    let found = likelihood.perplexity();
     println!(
         "{name}: perplexity {found:.4} for {expected:.4}; mean KL {:.6} +- {:.6} nats (llama.cpp {:.6}), same best token {:.4} ({:.4})",
         ours.mean_kl,
@@ -127,8 +128,8 @@ fn int8_kv_changes_perplexity_by_less_than_one_percent() {
     let file = model();
     let exact = CpuOptions { compute_dtype: ComputeDtype::F32, kv_dtype: KvDtype::F32, ..Default::default() };
     let perplexity = |options| likelihood(&file, &TEXT[..SOME_BYTES], options).perplexity();
-    let (expected, found) =
-        (perplexity(exact), perplexity(CpuOptions { kv_dtype: KvDtype::Int8, ..Default::default() }));
+    let expected = perplexity(exact);
+    let found = perplexity(CpuOptions { kv_dtype: KvDtype::Int8, ..Default::default() });
     println!("perplexity: {found} with 8-bit activations and KV, {expected} in single precision");
     assert!((found / expected - 1.0).abs() < 0.01, "{found}, {expected}");
 }

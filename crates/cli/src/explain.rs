@@ -71,7 +71,9 @@ fn decision(decision: Option<&Decision>) -> String {
                 (decode, tail) => format!(" and, with the last {tail} tokens of the prompt, {decode}"),
             };
             let tbt = placed.tbt_s.map(|tbt| format!(", TBT {}", seconds(tbt))).unwrap_or_default();
-            let (prefill, cached, ttft) = (&placed.prefill, placed.cached_tokens, seconds(placed.ttft_s));
+            let prefill = &placed.prefill;
+            let cached = placed.cached_tokens;
+            let ttft = seconds(placed.ttft_s);
             format!("goes to   {prefill}{decode}: {cached} tokens cached, TTFT {ttft}{tbt}")
         }
         Some(Decision::Refused(refused)) => {
@@ -114,7 +116,8 @@ fn decode_row(row: &v1::DecodeExplanation) -> Vec<String> {
         let disturbs = if row.prompt_disturbs { ", disturbs" } else { "" };
         format!("{}{disturbs}", seconds(plan.queue_s + plan.compute_s))
     });
-    let (tbt, push) = (time(row.tbt_s), time(row.push_s));
+    let tbt = time(row.tbt_s);
+    let push = time(row.push_s);
     vec![row.node.clone(), row.verdict.clone(), row.sequences.to_string(), tbt, push, prompt.unwrap_or_else(none)]
 }
 

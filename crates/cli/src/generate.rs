@@ -17,7 +17,8 @@ pub async fn run(args: &GenerateArgs, conductor: &str, json: bool) -> Result<(),
     let mut request = args.request.request(args.prompt.load()?);
     request.idempotency_key.clone_from(&args.idempotency_key);
     if let Some(sampling) = &mut request.sampling {
-        (sampling.logprobs, sampling.prompt_logprobs) = (args.logprobs, args.prompt_logprobs);
+        sampling.logprobs = args.logprobs;
+        sampling.prompt_logprobs = args.prompt_logprobs;
     }
     let mut conductor = Conductor::connect(conductor).await?;
     match answer(&mut conductor, request, json).await.map_err(CliError::with_flag)? {

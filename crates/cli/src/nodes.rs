@@ -88,7 +88,8 @@ fn render(nodes: &[v1::NodeStatus], paint: Paint) -> String {
 }
 
 fn row(node: &v1::NodeStatus) -> Vec<String> {
-    let (info, load) = (node.info.clone().unwrap_or_default(), node.load.unwrap_or_default());
+    let info = node.info.clone().unwrap_or_default();
+    let load = node.load.unwrap_or_default();
     let hits = match load.prefix_queries {
         0 => "-".to_owned(),
         queries => format!("{:.0} %", 100.0 * load.prefix_hits as f64 / queries as f64),

@@ -80,7 +80,8 @@ fn render_end(end: &v1::RequestEnd, paint: Paint) -> String {
         let known = |time: Option<f64>| time.map(seconds).unwrap_or_else(|| "-".to_owned());
         format!("{}, predicted {}", known(measured), known(predicted))
     };
-    let (usage, timeline) = (end.usage.unwrap_or_default(), end.timeline.clone().unwrap_or_default());
+    let usage = end.usage.unwrap_or_default();
+    let timeline = end.timeline.clone().unwrap_or_default();
     let transfer = timeline.kv_transfer.clone().unwrap_or_default();
     let predicted = end.predicted_output_tokens.map(|tokens| format!(", predicted {tokens:.0}")).unwrap_or_default();
     let rows = [
@@ -131,7 +132,8 @@ fn to_json(record: &v1::RecallResponse) -> Value {
 }
 
 fn end_json(end: &v1::RequestEnd) -> Value {
-    let (usage, timeline) = (end.usage.unwrap_or_default(), end.timeline.clone().unwrap_or_default());
+    let usage = end.usage.unwrap_or_default();
+    let timeline = end.timeline.clone().unwrap_or_default();
     let transfer = timeline.kv_transfer.clone().unwrap_or_default();
     let failure = end.failure.as_ref().map(|it| json!({ "kind": it.kind, "message": it.message }));
     json!({
@@ -141,7 +143,7 @@ fn end_json(end: &v1::RequestEnd) -> Value {
         "cached_tokens": usage.cached_tokens, "output_tokens": usage.completion_tokens,
         "predicted_output_tokens": end.predicted_output_tokens,
         "prefill_queue_s": timeline.prefill_queue_s, "prefill_compute_s": timeline.prefill_compute_s,
-        "decode_node": (!end.decode_node.is_empty()).then_some(&end.decode_node), "moves": timeline.migrations,
+        "decode_node": (!end.decode_node.is_empty()).then_some(&end.decode_node), "migrations": timeline.migrations,
         "decode_queue_s": timeline.decode_queue_s, "total_s": timeline.total_s,
         "kv_transfer": {
             "bytes": transfer.bytes, "seconds": transfer.seconds, "exposed_seconds": transfer.exposed_seconds,

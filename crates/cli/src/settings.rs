@@ -54,7 +54,8 @@ async fn set(args: &SettingsSetArgs, addresses: &str, json: bool) -> Result<(), 
         }
     }
     if !late.is_empty() {
-        let (version, late) = (set.version, late.join(", "));
+        let version = set.version;
+        let late = late.join(", ");
         return Err(CliError::Cluster(format!("version {version} is set, but not in force yet at {late}")));
     }
     let text = match json {

@@ -28,13 +28,15 @@ fn migrations(report: &Report) -> Option<String> {
     let migrated = report.migrated.as_ref()?;
     let times = if migrated.times == 1 { "once".to_owned() } else { format!("{} times", migrated.times) };
     let transport = migrated.transport.as_deref().unwrap_or("-");
-    let (brought, time) = (bytes(migrated.bytes), seconds(migrated.seconds));
+    let brought = bytes(migrated.bytes);
+    let time = seconds(migrated.seconds);
     Some(format!("{times}, to {}: {brought} fetched over {transport} in {time}", node(&report.decode_node)))
 }
 
 fn queue(report: &Report) -> String {
     let timeline = &report.timeline;
-    let (placement, prefill) = (seconds(timeline.placement_s), seconds(timeline.prefill_queue_s));
+    let placement = seconds(timeline.placement_s);
+    let prefill = seconds(timeline.prefill_queue_s);
     format!("{prefill} for prefill, {} for decode; placement took {placement}", seconds(timeline.decode_queue_s))
 }
 
@@ -74,7 +76,8 @@ fn gaps(report: &Report) -> String {
 }
 
 fn output(report: &Report) -> String {
-    let (tokens, total) = (report.completion_tokens, seconds(report.timeline.total_s));
+    let tokens = report.completion_tokens;
+    let total = seconds(report.timeline.total_s);
     format!("{tokens} tokens in {total}, finish reason: {}", report.finish_reason)
 }
 
@@ -103,7 +106,8 @@ pub fn bytes(value: u64) -> String {
         if scaled < 1024.0 {
             break;
         }
-        (scaled, unit) = (scaled / 1024.0, next);
+        scaled /= 1024.0;
+        unit = next;
     }
     format!("{scaled:.1} {unit}")
 }

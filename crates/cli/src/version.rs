@@ -40,7 +40,9 @@ fn row(address: &str, said: &Said) -> Vec<String> {
     let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
     match said {
         Ok(v) => {
-            let (id, version, protocol) = (v.conductor_id.clone(), v.version.clone(), v.protocol_version.to_string());
+            let id = v.conductor_id.clone();
+            let version = v.version.clone();
+            let protocol = v.protocol_version.to_string();
             vec![address.to_owned(), id, version, protocol, yes(v.leads), yes(v.ready)]
         }
         Err(error) => vec![address.to_owned(), format!("not reachable: {error}")],

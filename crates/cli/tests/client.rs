@@ -22,8 +22,8 @@ fn baton(fake: &Fake, args: &[&str]) -> Command {
 
 fn run(fake: &Fake, args: &[&str]) -> (Output, String, String) {
     let output = baton(fake, args).output().unwrap();
-    let (out, err) =
-        (String::from_utf8(output.stdout.clone()).unwrap(), String::from_utf8(output.stderr.clone()).unwrap());
+    let out = String::from_utf8(output.stdout.clone()).unwrap();
+    let err = String::from_utf8(output.stderr.clone()).unwrap();
     (output, out, err)
 }
 
@@ -177,7 +177,8 @@ fn ctrl_c_in_chat_stops_the_answer_and_not_the_conversation() {
     stdin.write_all(b"/clear\nand now\n").unwrap();
     drop(stdin);
     let output = child.wait_with_output().unwrap();
-    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    let out = String::from_utf8(output.stdout).unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
     assert_eq!((output.status.code(), err.trim()), (Some(0), "stopped"));
     assert!(out.starts_with("more ") && out.ends_with("\nuser: and now|\n"), "{out}");
 }
@@ -248,7 +249,8 @@ fn settings_command_shows_and_sets_settings() {
 #[test]
 fn explain_command_explains_a_request_by_its_id() {
     let fake = Fake::start();
-    let (known, unknown) = ("a".repeat(32), "b".repeat(32));
+    let known = "a".repeat(32);
+    let unknown = "b".repeat(32);
     let (_, out, _) = run(&fake, &["explain", &known]);
     assert_eq!(out, format!("request   {known}\n\nit runs\n"));
     let (_, out, _) = run(&fake, &["explain", "cmpl-AAAAAA"]);

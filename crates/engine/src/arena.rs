@@ -75,7 +75,8 @@ impl KvArena {
     /// If the part ends beyond the block.
     #[allow(clippy::mut_from_ref)] // as above
     pub(crate) unsafe fn part_mut(&self, layer: u32, block: BlockId, part: Range<usize>) -> &mut [u8] {
-        let (offset, end) = (self.layout.offset(layer, block), self.layout.block_bytes());
+        let offset = self.layout.offset(layer, block);
+        let end = self.layout.block_bytes();
         assert!(part.start <= part.end && part.end <= end, "bytes {part:?} of a block of {end}");
         // SAFETY: the caller's promise.
         unsafe { self.region.slice_mut(offset + part.start..offset + part.end) }
@@ -150,7 +151,8 @@ mod tests {
         arena.zero_tail(1, BlockId(1), 5);
         // SAFETY: one thread.
         let bytes = unsafe { arena.region().slice(0..arena.region().len()) };
-        let (begin, size) = (arena.layout().offset(1, BlockId(1)), arena.layout().block_bytes());
+        let begin = arena.layout().offset(1, BlockId(1));
+        let size = arena.layout().block_bytes();
         for (at, &byte) in bytes.iter().enumerate() {
             let inside = (begin..begin + size).contains(&at);
             let token = (at.wrapping_sub(begin) / 8) % 8;

@@ -98,7 +98,8 @@ impl MockOptions {
             let problem = format!("{}, but an arena has at most {MAX_ARENA_BYTES} bytes", self.num_blocks);
             return Err(EngineError::Options { field: "num_blocks", problem });
         }
-        let (field, of_records) = ("kv_bytes_per_token", self.num_layers * RECORD_BYTES as u32);
+        let field = "kv_bytes_per_token";
+        let of_records = self.num_layers * RECORD_BYTES as u32;
         if self.kv_bytes_per_token == 0 || !self.kv_bytes_per_token.is_multiple_of(of_records) {
             let problem = format!("{}, but must be a multiple of {of_records}", self.kv_bytes_per_token);
             return Err(EngineError::Options { field, problem });
@@ -115,7 +116,8 @@ impl MockOptions {
 /// Rows of a step, and the positions that they attend to in sum.
 fn work(batch: &[SequenceStep<'_>]) -> (u64, u64) {
     let of_sequence = |sequence: &SequenceStep<'_>| {
-        let (rows, start) = (sequence.tokens.len() as u64, u64::from(sequence.start));
+        let rows = sequence.tokens.len() as u64;
+        let start = u64::from(sequence.start);
         (rows, rows * start + rows * (rows + 1) / 2)
     };
     batch.iter().map(of_sequence).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
@@ -254,10 +256,12 @@ impl MockEngine {
         positions: RangeInclusive<usize>,
         mut before: Record,
     ) -> u64 {
-        let (from, to) = (*positions.start(), *positions.end());
+        let from = *positions.start();
+        let to = *positions.end();
         let block = table[from / self.options.block_tokens as usize];
         let index = layer as usize * self.options.num_blocks as usize + block.0 as usize;
-        let (entry, known) = (before, self.known(index, layer, table, from, to, before));
+        let entry = before;
+        let known = self.known(index, layer, table, from, to, before);
         if known > 0 {
             before = self.seen[index].last;
         }
@@ -327,7 +331,8 @@ impl MockEngine {
         if self.options.stuck_token.is_some_and(|stuck| tokens.any(|token| *token == stuck)) {
             hang();
         }
-        let (mut began, is_last) = (Instant::now(), layers.end == self.options.num_layers);
+        let mut began = Instant::now();
+        let is_last = layers.end == self.options.num_layers;
         for layer in layers.clone() {
             // A record depends on the one before it.
             let awaited = Instant::now();
@@ -497,9 +502,12 @@ mod tests {
 
     #[test]
     fn mock_layer_slices_give_same_token_and_refuse_another_pass() {
-        let (tokens, table): (Vec<u32>, _) = ((0..40).collect(), [BlockId(0), BlockId(1), BlockId(2)]);
+        let tokens: Vec<u32> = (0..40).collect();
+        let table = [BlockId(0), BlockId(1), BlockId(2)];
         let expected = run(&mut engine(), &tokens, 0, &[0, 1, 2]);
-        let (mut engine, mut observed, mut hidden) = (engine(), Observed::default(), Vec::new());
+        let mut engine = engine();
+        let mut observed = Observed::default();
+        let mut hidden = Vec::new();
         let mut part = |layers, hidden: &mut _| {
             let sequence = SequenceStep { tokens: &tokens, start: 0, block_table: &table, logits: LogitsWanted::Last };
             engine.step_layers(LayerSlice { sequence, layers, hidden }, &mut observed)
@@ -532,7 +540,8 @@ mod tests {
 
     #[test]
     fn mock_engine_rereads_a_block_left_by_an_earlier_owner() {
-        let (mut long, mut other): (Vec<u32>, Vec<u32>) = ((0..17).collect(), (0..17).collect());
+        let mut long: Vec<u32> = (0..17).collect();
+        let mut other: Vec<u32> = (0..17).collect();
         other[5] = 99;
         let mut engine = engine();
         run(&mut engine, &long, 0, &[4, 5]);

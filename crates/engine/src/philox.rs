@@ -9,7 +9,8 @@ const ROUNDS: usize = 10;
 pub(crate) fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..ROUNDS {
         let product = |i: usize, x: u32| u64::from(MULTIPLIERS[i]) * u64::from(x);
-        let (p0, p1) = (product(0, counter[0]), product(1, counter[2]));
+        let p0 = product(0, counter[0]);
+        let p1 = product(1, counter[2]);
         counter =
             [(p1 >> 32) as u32 ^ counter[1] ^ key[0], p1 as u32, (p0 >> 32) as u32 ^ counter[3] ^ key[1], p0 as u32];
         key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];

@@ -197,7 +197,8 @@ fn decode_continues_from_kv_of_another_engine_with_same_logits() {
     let blocks = table(&whole, 0, prompt.len());
     let expected = run(&mut whole, &prompt, &blocks, 512);
 
-    let (mut prefill, mut decode) = (engine("llama3", 2, KvDtype::F16), engine("llama3", 1, KvDtype::F16));
+    let mut prefill = engine("llama3", 2, KvDtype::F16);
+    let mut decode = engine("llama3", 1, KvDtype::F16);
     let forward: Vec<_> = (0..7).map(BlockId).collect();
     let backward: Vec<_> = forward.iter().rev().copied().collect();
     let step = SequenceStep { tokens: &prompt[..90], start: 0, block_table: &forward, logits: LogitsWanted::None };
@@ -225,12 +226,14 @@ fn partial_prefill_layer_by_layer_gives_same_logits() {
         let blocks = table(&whole, 0, prompt.len());
         let expected = run(&mut whole, &prompt, &blocks, 512);
 
-        let (mut prefill, mut decode) = (engine(family, 2, dtype), engine(family, 1, dtype));
+        let mut prefill = engine(family, 2, dtype);
+        let mut decode = engine(family, 1, dtype);
         let forward: Vec<_> = (0..7).map(BlockId).collect();
         let backward: Vec<_> = forward.iter().rev().copied().collect();
         let step = SequenceStep { tokens: &prompt[..48], start: 0, block_table: &forward, logits: LogitsWanted::None };
         prefill.step(&[step], &mut Recorder::default()).unwrap();
-        let (mut recorder, mut hidden) = (Recorder::default(), Vec::new());
+        let mut recorder = Recorder::default();
+        let mut hidden = Vec::new();
         for layer in 0..2 {
             // Nothing of the layers behind it is there yet; other sequences have their steps
             // between.

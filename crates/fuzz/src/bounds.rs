@@ -131,7 +131,8 @@ fn keep_panics() {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             // A backtrace takes memory that is not the input's, and tables of symbols stay.
-            let (most, live) = (MOST.swap(usize::MAX, Relaxed), live_bytes());
+            let most = MOST.swap(usize::MAX, Relaxed);
+            let live = live_bytes();
             *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = panic.to_string();
             if shows || BEGAN.load(Relaxed) == 0 {
                 before(panic);
@@ -163,7 +164,8 @@ impl Watch {
 
     /// Runs `read` on an input, within the limits.
     pub(crate) fn input(&self, input: &[u8], read: impl FnOnce()) -> Cost {
-        let (before, began) = (LIVE.load(Relaxed), baton_runtime::now());
+        let before = LIVE.load(Relaxed);
+        let began = baton_runtime::now();
         PEAK.store(before, Relaxed);
         MOST.store(before + self.limits.bytes_for(input), Relaxed);
         BEGAN.store((began - self.began).as_millis() as u64 + 1, Relaxed);

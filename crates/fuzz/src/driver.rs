@@ -78,7 +78,8 @@ impl CurrentInput {
 /// of `options.folder` then, as standard error says.
 pub fn fuzz(target: &Target, options: &Options) -> Report {
     let current = CurrentInput::new(&options.folder, target.name);
-    let (path, name) = (current.path.display(), target.name);
+    let path = current.path.display();
+    let name = target.name;
     println!(
         "fuzz: {name}: if this ends early, {path} has the input: put it into crates/fuzz/findings/{name}/, and fix it"
     );
@@ -86,7 +87,8 @@ pub fn fuzz(target: &Target, options: &Options) -> Report {
     let mut mutator = Mutator::new(&seeds, target.words, target.max_bytes, Random::new(options.seed, target.name));
     let given: Vec<_> = findings(target).into_iter().map(|(_, input)| input).chain(seeds.iter().cloned()).collect();
     let mut report = Report::default();
-    let (mut before, began) = (0, baton_runtime::now());
+    let mut before = 0;
+    let began = baton_runtime::now();
     let watched = Watched::new(target);
     let given_inputs = given.len();
     for (index, input) in given.into_iter().chain((0..options.inputs).map(|_| mutator.input())).enumerate() {
@@ -130,7 +132,8 @@ impl Watched {
     fn cost(&self, input: &[u8]) -> Cost {
         // What a target keeps, such as a runtime, may be broken: the process ends anyway.
         let read = AssertUnwindSafe(|| self.watch.input(input, || (self.target.read)(input)));
-        let (name, bytes) = (self.target.name, input.len());
+        let name = self.target.name;
+        let bytes = input.len();
         catch_unwind(read).unwrap_or_else(|_| panic!("{name}: an input of {bytes} bytes {}", last_panic()))
     }
 }

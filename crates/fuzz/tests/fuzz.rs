@@ -32,7 +32,8 @@ fn short_run(name: &str) {
     let inputs = number("BATON_FUZZ_INPUTS").map_or(target.short_run, |inputs| inputs as u32);
     let options = Options { seed: number("BATON_TEST_SEED").unwrap_or(1), inputs, folder: folder() };
     let report = fuzz(target, &options);
-    let (inputs, seconds) = (report.inputs, report.time.as_secs_f64());
+    let inputs = report.inputs;
+    let seconds = report.time.as_secs_f64();
     println!(
         "fuzz: {name}: {inputs} inputs in {seconds:.1} s ({:.0} per second); at most {} KiB and {:.0} ms for one; {} KiB kept",
         f64::from(inputs) / seconds,
@@ -121,7 +122,8 @@ fn fuzz_run_ends_at_panic_allocation_or_hang_and_keeps_the_input() {
         let mut child = Command::new(std::env::current_exe().expect("this test's binary"));
         child.args(["--exact", "other_process", "--ignored", "--nocapture"]).env("BATON_FUZZ_BROKEN", target.name);
         let ended = child.output().expect("the child runs");
-        let (stdout, stderr) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+        let stdout = String::from_utf8_lossy(&ended.stdout);
+        let stderr = String::from_utf8_lossy(&ended.stderr);
         assert!(
             !ended.status.success() && stderr.contains(said),
             "{}: {}\n{stdout}\n{stderr}",

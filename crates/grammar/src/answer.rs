@@ -146,7 +146,8 @@ impl Answer<'_> {
                 (format!("{tag}tool{}", again("\"; \"", "tool")), String::new())
             }
             ToolCallFormat::Hermes => {
-                let (open, close) = (self.mark("<tool_call>"), self.mark("</tool_call>"));
+                let open = self.mark("<tool_call>");
+                let close = self.mark("</tool_call>");
                 let call = format!("call: \"\\n\" tool \"\\n\" {close}\n");
                 (format!("call{}", again(&format!("\"\\n\" {open}"), "call")), call)
             }

@@ -91,7 +91,8 @@ impl GrammarCompiler {
         }
         let (matcher, took) = self.compile_aside(grammar)?;
         if took > MAX_COMPILE {
-            let (took, most) = (took.as_millis(), MAX_COMPILE.as_millis());
+            let took = took.as_millis();
+            let most = MAX_COMPILE.as_millis();
             return Err(GrammarError::Invalid(format!("it takes {took} ms to compile, but at most {most} are taken")));
         }
         self.keep(grammar, matcher);

@@ -121,7 +121,8 @@ fn coefficient(number: &str) -> u64 {
 }
 
 fn least_common_multiple(a: u64, b: u64) -> u64 {
-    let (mut divisor, mut rest) = (a, b);
+    let mut divisor = a;
+    let mut rest = b;
     while rest != 0 {
         (divisor, rest) = (rest, divisor % rest);
     }

@@ -23,10 +23,12 @@ pub(crate) const TOO_COMPLEX: &str =
 /// A problem in a line. Places are named in a client's grammar alone: those in one that was
 /// composed of other forms say nothing.
 pub(crate) fn problem(grammar: &str, error: &str) -> String {
-    let (mut line, mut rest) = (None, error);
+    let mut line = None;
+    let mut rest = error;
     // What encloses the place comes before it.
     while let Some((at, after)) = place(rest) {
-        (line, rest) = (Some(at), after);
+        line = Some(at);
+        rest = after;
     }
     // An excerpt of the grammar comes behind.
     let (first, more) = rest.split_once('\n').unwrap_or((rest, ""));

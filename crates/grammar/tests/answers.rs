@@ -178,7 +178,8 @@ fn optional_tool_calls_conform_to_their_tools() {
     for family in &FAMILIES {
         let tokenizer = tokenizer(family);
         let format = OutputFormat::detect(family.template, &tokenizer);
-        let (mut with_calls, mut without) = (0, 0);
+        let mut with_calls = 0;
+        let mut without = 0;
         for seed in 0..40 {
             let calls = Calls::May(tools());
             let answer = Answer { calls, ..any(&format, &tokenizer) };

@@ -91,7 +91,8 @@ impl StoreError {
 
     /// The operating system's refusal to do `action` on `path`.
     pub(crate) fn io(action: &'static str, path: &Path, error: &io::Error) -> Self {
-        let (path, reason) = (path.display().to_string(), error.to_string());
+        let path = path.display().to_string();
+        let reason = error.to_string();
         match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
                 Self::NoSpace { path, reason }

@@ -30,7 +30,8 @@ impl Files {
         let created = DirBuilder::new().recursive(true).mode(0o700).create(folder);
         created.map_err(|error| StoreError::io("create folder", folder, &error))?;
         let lock = lock(folder)?;
-        let (headers, payloads) = (open(&folder.join(HEADERS))?, open(&folder.join(PAYLOADS))?);
+        let headers = open(&folder.join(HEADERS))?;
+        let payloads = open(&folder.join(PAYLOADS))?;
         let sealer = Sealer::new(&layout);
         Ok(Self { folder: folder.to_path_buf(), headers, payloads, lock, layout, sealer })
     }

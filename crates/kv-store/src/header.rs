@@ -126,7 +126,8 @@ mod tests {
     const LAYOUT: Layout = Layout { fingerprint: [1; 16], parts: 3, part_bytes: 100, slots: 8 };
 
     fn header() -> Header {
-        let (hash, parent) = (BlockHash([7; 16]), Some(BlockHash([0; 16])));
+        let hash = BlockHash([7; 16]);
+        let parent = Some(BlockHash([0; 16]));
         Header { sequence: 5, hash, parent, checksums: Box::new([1, 2, 3]) }
     }
 

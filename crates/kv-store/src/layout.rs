@@ -117,7 +117,8 @@ mod tests {
     fn store_slots_and_headers_are_aligned_and_fit_capacity() {
         let layout = Layout::new(&OPTIONS).unwrap();
         assert_eq!((layout.record_bytes(), layout.slot_bytes(), layout.header_bytes()), (360 << 10, 360 << 10, 256));
-        let (end, slots) = (layout.header_offset(layout.slots) + layout.payload_offset(layout.slots), layout.slots);
+        let end = layout.header_offset(layout.slots) + layout.payload_offset(layout.slots);
+        let slots = layout.slots;
         assert!(
             end <= OPTIONS.capacity_bytes && OPTIONS.capacity_bytes - end < 361 << 10,
             "{slots} slots end at {end}"

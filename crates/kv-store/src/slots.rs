@@ -34,7 +34,8 @@ pub(crate) struct Slots {
 impl Slots {
     /// Of slots below `used`, those in `unfilled`, in falling order, hold nothing.
     pub(crate) fn new(limit: u32, used: u32, unfilled: Vec<u32>) -> Self {
-        let (free, leaving) = (Vec::new(), Vec::new());
+        let free = Vec::new();
+        let leaving = Vec::new();
         Self { limit, used, free, unfilled, retired: 0, leaving, growth: CircuitBreaker::default() }
     }
 

@@ -99,7 +99,9 @@ impl KvStore {
         let unfilled = (0..found.used).rev().filter(|slot| !filled.contains(slot)).collect();
         let slots = Slots::new(files.layout.slots, found.used, unfilled);
         let recovery = Recovery { records: index.len() as u32, dropped, reset: found.reset };
-        let (files, writing, writes) = (Arc::new(files), HashMap::new(), CircuitBreaker::default());
+        let files = Arc::new(files);
+        let writing = HashMap::new();
+        let writes = CircuitBreaker::default();
         let stats = StoreStats::default();
         Self { files, index, slots, writing, next_sequence, writes, failures: 0, stats, recovery }
     }
@@ -205,7 +207,9 @@ impl KvStore {
             return Err(StoreError::Degraded { failures: self.failures });
         }
         let (slot, evicted) = self.take_slot()?;
-        let (files, pin, sequence) = (self.files.clone(), Arc::new(()), self.next_sequence);
+        let files = self.files.clone();
+        let pin = Arc::new(());
+        let sequence = self.next_sequence;
         self.next_sequence += 1;
         self.writing.insert(hash, Writing { slot, pin: pin.clone() });
         Ok(Some(Reservation { files, hash, parent, sequence, slot, pin, evicted }))
@@ -360,11 +364,13 @@ impl KvStore {
         if let Some(two) = slots.windows(2).find(|two| two[0] == two[1]) {
             return fail(format!("slot {} is in two states", two[0]));
         }
-        let (found, retired) = (slots.len() as u64, u64::from(self.slots.retired()));
+        let found = slots.len() as u64;
+        let retired = u64::from(self.slots.retired());
         if found + retired != u64::from(self.slots.used()) {
             return fail(format!("{found} slots and {retired} retired ones are not {}", self.slots.used()));
         }
-        let (records, in_order) = (self.len(), self.iter().count());
+        let records = self.len();
+        let in_order = self.iter().count();
         if records != in_order {
             return fail(format!("of {records} records, {in_order} are in the order of use"));
         }

@@ -217,7 +217,8 @@ mod tests {
 
     #[test]
     fn unusable_certificate_or_key_file_is_named_in_error() {
-        let (other, path) = (file("no certificate"), PathBuf::from("/no/such.pem"));
+        let other = file("no certificate");
+        let path = PathBuf::from("/no/such.pem");
         let broken = file("-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n");
         let tls = |authorities: &Path, identity| Etcd {
             tls: Some(Tls { authorities: authorities.into(), identity }),

@@ -90,7 +90,8 @@ impl Election {
         let mut said = BTreeSet::new();
         loop {
             let Err(error) = self.take_part(&mut wait).await;
-            let (member, retry_in) = (self.etcd.member(self.member).to_owned(), wait);
+            let member = self.etcd.member(self.member).to_owned();
+            let retry_in = wait;
             if wait == RETRY {
                 said.clear();
             }
@@ -226,7 +227,8 @@ impl Election {
         let Leader { conductor, address } =
             serde_json::from_slice(key.value()).map_err(|error| wrong(error.to_string()))?;
         let id = conductor.parse().map_err(|error| wrong(format!("conductor: {error}")))?;
-        let (lease, create_revision) = (key.lease(), key.create_revision());
+        let lease = key.lease();
+        let create_revision = key.create_revision();
         Ok(LeaderKey { leader: Candidate { id, address }, lease, create_revision })
     }
 

@@ -123,7 +123,8 @@ mod tests {
         let page = page_bytes();
         for pages in [1, 3, HUGE_PAGE / page, HUGE_PAGE / page + 5] {
             let mapping = mapped(pages * page);
-            let (first, len) = (mapping.as_ptr(), mapping.len());
+            let first = mapping.as_ptr();
+            let len = mapping.len();
             assert!(dies(first.wrapping_sub(1)) && dies(first.wrapping_add(len)), "{pages} pages");
             assert!(!dies(first) && !dies(first.wrapping_add(len - 1)), "{pages} pages");
         }

@@ -118,7 +118,8 @@ struct Llama70b {
 impl Llama70b {
     fn on_a800(&self, name: &str) -> ModelProfile {
         let rate = PEAK_FLOPS * MFU;
-        let (a, b) = (4.0, 22.0);
+        let a = 4.0;
+        let b = 22.0;
         ModelProfile {
             name: name.to_owned(),
             // Launches and collectives of a chunk: assumed.
@@ -322,7 +323,8 @@ mod tests {
     #[test]
     fn step_costs_equal_step_times_of_model_profile() {
         let profile = ModelProfile::load("llama3-70b-a800").unwrap();
-        let (rows, pairs) = (1024, attended(4096, 5120));
+        let rows = 1024;
+        let pairs = attended(4096, 5120);
         assert_eq!(profile.prefill_cost().seconds(u64::from(rows), pairs), profile.prefill_step(rows, pairs));
         assert_eq!(profile.decode_cost().seconds(7, 90_000), profile.decode_step(7, 90_000));
     }

@@ -185,7 +185,8 @@ mod tests {
         tokio::task::yield_now().await;
         clock.advance(second);
         assert_eq!(waited.await.unwrap(), None);
-        let (soon, woken) = (clock.clone(), clock.sleep(second));
+        let soon = clock.clone();
+        let woken = clock.sleep(second);
         let waited = tokio::spawn(async move { within(&soon, 2 * second, woken).await });
         tokio::task::yield_now().await;
         clock.advance(second);

@@ -100,7 +100,8 @@ const MAX_NAME_BYTES: usize = 256;
 /// # Errors
 /// It is not, or is no number.
 pub fn within<T: PartialOrd + Display>(key: &'static str, value: T, range: RangeInclusive<T>) -> Result<T, BadSetting> {
-    let (least, most) = (range.start(), range.end());
+    let least = range.start();
+    let most = range.end();
     if range.contains(&value) {
         return Ok(value);
     }

@@ -63,7 +63,8 @@ impl TaskSet {
         name: impl Into<Cow<'static, str>>,
         future: impl Future<Output = Result<(), E>> + Send + 'static,
     ) {
-        let (set, name) = (self.clone(), name.into());
+        let set = self.clone();
+        let name = name.into();
         self.spawn_tracked(async move {
             let failure = match futures_catch(future).await {
                 Ok(Ok(())) if set.is_cancelled() => return,

@@ -84,7 +84,8 @@ fn measure(kind: PlacementKind, explained: bool) -> bool {
     let mut cluster = cluster(now, kind);
     let index = cluster.index();
     let chains: Vec<_> = (0..64).map(chain).collect();
-    let (mut times, mut lookups) = (Vec::new(), Vec::new());
+    let mut times = Vec::new();
+    let mut lookups = Vec::new();
     let mut state = 1_u64;
     let mut rng = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

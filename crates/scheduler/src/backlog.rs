@@ -165,13 +165,15 @@ impl Backlog {
         let mut surplus = expected - queued_tokens as f64;
         for place in self.places.iter_mut().filter(known) {
             // What was counted as done too early comes back to the prompts that it was taken from.
-            let (left, all) = (left_tokens(place), f64::from(prompt(place).tokens));
+            let left = left_tokens(place);
+            let all = f64::from(prompt(place).tokens);
             let change = surplus.clamp(left - all, left);
             place.left -= change * prompt(place).terms.compute.as_secs_f64() / all;
             surplus -= change;
         }
         if let Some(StepProgress { elapsed, left }) = step {
-            let (left, began) = (left.as_secs_f64(), now.checked_sub(elapsed).unwrap_or(now));
+            let left = left.as_secs_f64();
+            let began = now.checked_sub(elapsed).unwrap_or(now);
             self.chunk = Some(Chunk { began, seconds: elapsed.as_secs_f64() + left, left, is_told: true });
         }
         self.sort(now);
@@ -208,7 +210,8 @@ impl Backlog {
             return self.at(now).impact(now, terms);
         }
         let before = self.before(now, terms);
-        let (mut ahead, mut behind) = (0.0, 0.0);
+        let mut ahead = 0.0;
+        let mut behind = 0.0;
         for (index, left) in self.left_after_chunk().enumerate() {
             *(if index < before { &mut ahead } else { &mut behind }) += left;
         }
@@ -228,7 +231,8 @@ impl Backlog {
         if self.settled != Some(now) {
             return self.at(now).broken(now, terms, margin);
         }
-        let (before, newcomer) = (self.before(now, terms), terms.compute.as_secs_f64());
+        let before = self.before(now, terms);
+        let newcomer = terms.compute.as_secs_f64();
         let mut elapsed: f64 = self.places[..before].iter().map(|place| place.left).sum();
         let breaks = |place: &&Place| {
             elapsed += place.left;
@@ -242,7 +246,8 @@ impl Backlog {
     /// Seconds of others' work until a newcomer's first token. Of the work that is not in the chunk
     /// under way, so many seconds go before it and so many after it.
     fn until_first_token(&self, ahead: f64, terms: QueueTerms, behind: f64) -> f64 {
-        let (own, least) = (terms.compute.as_secs_f64(), self.chunk_seconds.least);
+        let own = terms.compute.as_secs_f64();
+        let least = self.chunk_seconds.least;
         let chunk = if ahead + own < least { ahead + own } else { own };
         let filled_up = (least - chunk).max(0.0).min(behind);
         self.chunk.map_or(0.0, |chunk| chunk.left) + ahead + filled_up

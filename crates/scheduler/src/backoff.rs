@@ -74,7 +74,8 @@ mod tests {
 
     #[test]
     fn backoff_pauses_grow_to_a_bound_and_reset_on_success() {
-        let (start, mut backoff) = (Instant::now(), Backoff::new(SECOND, 5 * SECOND, 8));
+        let start = Instant::now();
+        let mut backoff = Backoff::new(SECOND, 5 * SECOND, 8);
         let mut now = start;
         for length in [1, 2, 4, 5, 5] {
             backoff.failed(now, 7);
@@ -90,7 +91,8 @@ mod tests {
 
     #[test]
     fn backoff_keeps_a_bounded_number_of_pauses() {
-        let (now, mut backoff) = (Instant::now(), Backoff::new(SECOND, SECOND, 3));
+        let now = Instant::now();
+        let mut backoff = Backoff::new(SECOND, SECOND, 3);
         for key in 0..10_u32 {
             backoff.failed(now + key * SECOND / 100, key);
         }

@@ -77,7 +77,9 @@ impl HotPrefixes {
     }
 
     fn with_counters(now: Instant, most: usize) -> Self {
-        let (counters, by_weight, chains) = (HashMap::new(), BTreeSet::new(), HashMap::new());
+        let counters = HashMap::new();
+        let by_weight = BTreeSet::new();
+        let chains = HashMap::new();
         Self { counters, by_weight, landmark: now, chains, most }
     }
 

@@ -131,7 +131,8 @@ impl Leases {
         let read_only =
             |(block, readers): &(&BlockId, &u32)| pool.state(**block) == BlockState::Complete { refs: **readers };
         let read = readers.iter().filter(read_only).count();
-        let (available, taken) = (pool.available(), pool.count_cached(blocks));
+        let available = pool.available();
+        let taken = pool.count_cached(blocks);
         available.saturating_sub(taken) < wanted && wanted <= available + read
     }
 

@@ -299,7 +299,8 @@ mod tests {
     #[test]
     fn forecast_of_batch_counts_answers_of_unknown_length_in_part() {
         let start = Instant::now();
-        let (mut charges, mut lengths) = (NodeCharges::default(), OutputLength::new(100));
+        let mut charges = NodeCharges::default();
+        let mut lengths = OutputLength::new(100);
         (0..1000).for_each(|n| lengths.observe(if n % 2 == 0 { 10 } else { 1000 }));
         charges.add_decode(key(0), charge(start));
         let expected = charges.expected_at(start, start + 3 * SECOND, SECOND / 10, &lengths).sequences;

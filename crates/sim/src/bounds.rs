@@ -12,7 +12,8 @@ use baton_profile::ModelProfile;
 /// with an infinite cache. The node holds every block that any request before it had: no queue, no
 /// fetch. The speed of the replay does not matter.
 pub(crate) fn floor_ttft_mean(trace: &Trace, profile: &ModelProfile, options: &SimOptions) -> f64 {
-    let (mut sum, prompts) = (0.0, prompts(trace, options));
+    let mut sum = 0.0;
+    let prompts = prompts(trace, options);
     for (tokens, cached) in &prompts {
         sum += profile.prompt(*tokens, *cached);
     }
@@ -23,7 +24,8 @@ pub(crate) fn floor_ttft_mean(trace: &Trace, profile: &ModelProfile, options: &S
 /// blocks, or in the trace's own.
 fn prompts(trace: &Trace, options: &SimOptions) -> Vec<(u32, u32)> {
     let last = trace.requests.iter().map(|request| request.timestamp).max().unwrap_or_default();
-    let (mut seen, block) = (HashMap::<u64, u32>::new(), options.block_tokens);
+    let mut seen = HashMap::<u64, u32>::new();
+    let block = options.block_tokens;
     let mut prompt = |request: &TraceRequest| {
         let tokens = request.input_length;
         let held = |(index, id): (usize, &u64)| Some((index as u32, *seen.get(id)?));
@@ -65,7 +67,8 @@ pub(crate) fn most_met(trace: &Trace, profile: &ModelProfile, options: &SimOptio
             profile.prefill_per_token / profile.decode_per_sequence.max(profile.prefill_per_token / 10.0);
         let speed = options.prefill as f64 + options.decode as f64 * per_decode_node;
         let work = |(tokens, cached): (u32, u32)| {
-            let (tokens, cached) = (f64::from(tokens), f64::from(cached));
+            let tokens = f64::from(tokens);
+            let cached = f64::from(cached);
             let pairs = (tokens - cached) * (tokens + cached + 1.0) / 2.0;
             profile.prefill_per_token * (tokens - cached) + profile.prefill_per_token_pair * pairs
         };
@@ -99,7 +102,9 @@ const NEVER: Duration = Duration::from_secs(1_000_000_000);
 fn most_in_time(jobs: impl Iterator<Item = (Duration, f64)>, limit: Duration) -> usize {
     let limit = limit.as_secs_f64();
     // Of the jobs that are done without a pause up to now: arrival, begin and work.
-    let (mut busy, mut done, mut end) = (Vec::<(f64, f64, f64)>::new(), 0, 0.0_f64);
+    let mut busy = Vec::<(f64, f64, f64)>::new();
+    let mut done = 0;
+    let mut end = 0.0_f64;
     for (arrival, work) in jobs {
         let arrival = arrival.as_secs_f64();
         if arrival >= end {
@@ -113,7 +118,8 @@ fn most_in_time(jobs: impl Iterator<Item = (Duration, f64)>, limit: Duration) ->
             continue;
         }
         // Without a job, those after it begin earlier by its work, but none before its arrival.
-        let (mut room, mut best) = (f64::INFINITY, (0.0, busy.len() - 1));
+        let mut room = f64::INFINITY;
+        let mut best = (0.0, busy.len() - 1);
         for (index, (arrival, begin, work)) in busy.iter().enumerate().rev() {
             let gain = room.min(*work);
             if gain > best.0 {
@@ -156,7 +162,8 @@ mod tests {
         let profile = ModelProfile::load("llama3-70b-a800").unwrap();
         let requests = vec![request(0, 1100, &[1, 2, 3]), request(9, 1600, &[1, 2, 3, 4])];
         // The third block of the first request is not full, so its id is not one that is kept.
-        let (first, second) = (profile.prompt(1100, 0), profile.prompt(1600, 1024));
+        let first = profile.prompt(1100, 0);
+        let second = profile.prompt(1600, 1024);
         assert_eq!(floor(requests.clone(), Window::All), (first + second) / 2.0);
         assert_eq!(floor(requests.clone(), Window::FirstHalf), first);
         assert_eq!(floor(requests, Window::SecondHalf), second);

@@ -98,7 +98,8 @@ fn share(part: f64, whole: f64) -> f64 {
 /// |predicted - measured| / measured, if both are known.
 fn errors(times: impl Iterator<Item = (Option<Duration>, Option<Duration>)>) -> Spread {
     Spread::of(times.filter_map(|(predicted, measured)| {
-        let (predicted, measured) = (predicted?.as_secs_f64(), measured?.as_secs_f64());
+        let predicted = predicted?.as_secs_f64();
+        let measured = measured?.as_secs_f64();
         Some((predicted - measured).abs() / measured.max(1e-6))
     }))
 }
@@ -111,7 +112,8 @@ fn is_met(record: &RequestRecord, options: &SimOptions) -> bool {
 
 impl Ends {
     fn of(records: &[&RequestRecord], options: &SimOptions, weight: fn(&RequestRecord) -> f64) -> Self {
-        let (mut ends, mut all) = (Self::default(), 0.0);
+        let mut ends = Self::default();
+        let mut all = 0.0;
         for record in records {
             let end = match (record.finished.is_some(), record.rejected) {
                 (true, _) if is_met(record, options) => &mut ends.met,
@@ -144,7 +146,8 @@ impl Summary {
             [tokens(|record| record.local_tokens), tokens(|record| record.ssd_tokens), tokens(|r| r.fetched_tokens)];
         let ttft_error = errors(prefilled.iter().map(|record| (record.predicted_ttft, record.ttft)));
         let tbt_error = errors(completed.iter().map(|record| (record.predicted_tbt, record.tbt)));
-        let (first, last) = (records.first().map(|r| r.arrived), records.last().map(|r| r.arrived));
+        let first = records.first().map(|r| r.arrived);
+        let last = records.last().map(|r| r.arrived);
         let span = last.unwrap_or_default().saturating_sub(first.unwrap_or_default()).as_secs_f64();
         let mut longest = records.clone();
         longest.sort_by_key(|record| std::cmp::Reverse(record.prompt_tokens));

@@ -90,7 +90,8 @@ impl Trace {
 
     /// Reads JSON lines. Empty ones are skipped, and fields that are not known.
     pub fn read(name: &str, mut input: impl BufRead) -> Result<Self, TraceError> {
-        let (mut requests, mut text) = (Vec::new(), Vec::new());
+        let mut requests = Vec::new();
+        let mut text = Vec::new();
         for line in 1.. {
             text.clear();
             if input.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut text)? == 0 {
@@ -276,7 +277,8 @@ mod tests {
 
     #[test]
     fn trace_jitter_shifts_later_and_keeps_the_order() {
-        let (mut trace, before) = (ten(), ten());
+        let mut trace = ten();
+        let before = ten();
         trace.jitter(Duration::from_secs(3), &mut Random::new(1));
         assert!(seconds(&trace).is_sorted());
         let shifted = seconds(&trace).iter().sum::<f64>() - seconds(&before).iter().sum::<f64>();

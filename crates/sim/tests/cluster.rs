@@ -41,7 +41,8 @@ fn check_ends(outcome: &Outcome) {
         assert!(!served || record.ttft.is_some_and(|ttft| !ttft.is_zero()), "{record:?}");
         // A first token that is kept back may come with the second: then there is no gap between
         // two.
-        let (some, all) = (served && record.output_tokens > 1, served && record.output_tokens > 2);
+        let some = served && record.output_tokens > 1;
+        let all = served && record.output_tokens > 2;
         assert!(if record.tbt.is_some() { some } else { !all }, "{record:?}");
         let tokens = record.local_tokens + record.fetched_tokens + record.ssd_tokens + record.computed_tokens;
         assert!(!served || tokens == record.prompt_tokens, "{record:?}");
@@ -52,7 +53,9 @@ fn check_ends(outcome: &Outcome) {
 fn same_seed_gives_the_same_simulated_run() {
     let trace = conversations(300, 6.0, 1);
     let run = |seed| simulate(&trace, &profile(), &SimOptions { seed, ..SimOptions::default() });
-    let (first, again, other) = (run(1), run(1), run(2));
+    let first = run(1);
+    let again = run(1);
+    let other = run(2);
     assert_eq!((first.events, first.elapsed), (again.events, again.elapsed));
     assert_eq!(first, again);
     assert_ne!((first.events, first.elapsed), (other.events, other.elapsed));
@@ -81,13 +84,16 @@ fn ttft_of_prompts_of_all_lengths_is_predicted() {
         let input_length = (20.0 * 100_f64.powf(random.unit()) * SCALE) as u32;
         let blocks = u64::from(input_length.div_ceil(BLOCK_TOKENS));
         let hash_ids = (0..blocks).map(|block| n << 32 | block).collect();
-        let (timestamp, output_length) = (Duration::from_secs_f64(at * 1.7), 8 + random.below(25) as u32);
+        let timestamp = Duration::from_secs_f64(at * 1.7);
+        let output_length = 8 + random.below(25) as u32;
         TraceRequest { timestamp, input_length, output_length, hash_ids }
     });
     let trace = Trace { name: "lengths".to_owned(), requests: requests.collect(), block_tokens: BLOCK_TOKENS };
     let options = SimOptions { prefill: 1, decode: 1, max_wait: None, ..SimOptions::default() };
     let summary = Summary::of(&simulate(&trace, &profile, &options), &options);
-    let (half, most, load) = (summary.ttft_error_p50, summary.ttft_error_p90, summary.ttft_mean_s);
+    let half = summary.ttft_error_p50;
+    let most = summary.ttft_error_p90;
+    let load = summary.ttft_mean_s;
     println!(
         "|predicted - measured| / measured: median {half:.3}, p90 {most:.3}; mean time to first token {load:.2} s"
     );
@@ -144,7 +150,9 @@ fn ssd_tier_serves_blocks_that_a_small_memory_evicted() {
         check_ends(&outcome);
         Summary::of(&outcome, &options)
     };
-    let (without, small, large) = (with(0), with(300), with(5000));
+    let without = with(0);
+    let small = with(300);
+    let large = with(5000);
     assert_eq!(without.cache_hit_ratio_ssd, 0.0);
     assert!(large.cache_hit_ratio_ssd > 0.05, "{}", large.cache_hit_ratio_ssd);
     assert!(large.cache_hit_ratio > small.cache_hit_ratio && small.cache_hit_ratio > without.cache_hit_ratio);

@@ -37,7 +37,8 @@ pub(crate) fn merges<'a>(
         // byte-level.
         let space = merge.char_indices().skip(1).find(|&(_, character)| character == ' ');
         let (offset, _) = space.ok_or_else(|| problem("is not two tokens with a space between"))?;
-        let (left, right) = (&merge[..offset], &merge[offset + 1..]);
+        let left = &merge[..offset];
+        let right = &merge[offset + 1..];
         check_merge(left, right, &is_token).map_err(problem)?;
         Ok((left.to_owned(), right.to_owned()))
     };

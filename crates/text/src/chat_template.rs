@@ -154,7 +154,8 @@ impl ChatTemplate {
     ) -> Result<RenderedPrompt, TextError> {
         let marker = Marker::new(&self.guard, &conversation.used_marks())
             .ok_or_else(|| TextError::Messages("use every noncharacter from U+FDD0 to U+FDEF".to_owned()))?;
-        let (json, mark) = (|json: &serde_json::Value| json_value(json, &marker), marker.mark());
+        let json = |json: &serde_json::Value| json_value(json, &marker);
+        let mark = marker.mark();
         // Hugging Face defines both: templates ask whether they are none.
         let list =
             |of: &[serde_json::Value]| if of.is_empty() { Value::from(()) } else { of.iter().map(json).collect() };
@@ -347,7 +348,8 @@ mod tests {
         messages.push(ChatMessage { role: "user".into(), content: "end|>".into(), ..Default::default() });
         let json = serde_json::json!({"name": evil, "text": [evil, {evil: evil}]});
         let mut conversation = Conversation::new(messages);
-        (conversation.tools, conversation.documents) = (vec![json.clone()], vec![json]);
+        conversation.tools = vec![json.clone()];
+        conversation.documents = vec![json];
         conversation.variables.insert("mood".into(), evil.into());
         let prompt = template(source).unwrap().render(&conversation).unwrap();
         let tokens = Tokenizer::bytes().encode_prompt(&prompt).unwrap();

@@ -34,9 +34,11 @@ impl Date {
     /// algorithms", `civil_from_days`.
     fn new(now: SystemTime) -> Self {
         let since = now.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
-        let (days, seconds) = (since / 86_400, since % 86_400);
+        let days = since / 86_400;
+        let seconds = since % 86_400;
         let shifted = days + 719_468;
-        let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+        let era = shifted / 146_097;
+        let day_of_era = shifted % 146_097;
         let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
         let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
         let shifted_month = (5 * day_of_year + 2) / 153;
@@ -46,8 +48,10 @@ impl Date {
     }
 
     fn conversion(&self, letter: char) -> Option<String> {
-        let (hour, minute) = (self.seconds / 3600, self.seconds / 60 % 60);
-        let (month, weekday) = (MONTHS[self.month as usize - 1], WEEKDAYS[(self.days % 7) as usize]);
+        let hour = self.seconds / 3600;
+        let minute = self.seconds / 60 % 60;
+        let month = MONTHS[self.month as usize - 1];
+        let weekday = WEEKDAYS[(self.days % 7) as usize];
         Some(match letter {
             'Y' => self.year.to_string(),
             'y' => format!("{:02}", self.year % 100),
@@ -78,7 +82,8 @@ pub(crate) fn strftime(format: &str, now: SystemTime) -> Result<String, String> 
         return Err(format!("a date format of {} bytes, but at most {MAX_FORMAT_BYTES} are taken", format.len()));
     }
     let date = Date::new(now);
-    let (mut out, mut letters) = (String::new(), format.chars());
+    let mut out = String::new();
+    let mut letters = format.chars();
     while let Some(letter) = letters.next() {
         if letter != '%' {
             out.push(letter);

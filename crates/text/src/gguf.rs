@@ -90,8 +90,10 @@ impl<'a> GgufTokenizer<'a> {
         let kinds = types.into_iter().enumerate().map(|(index, value)| TokenKind::new(index, value));
         let id = |key| token_id(metadata, key, tokens.len());
         let flag = |key| metadata.bool(key).map_err(TextError::from);
-        let (bos, eos) = (id("tokenizer.ggml.bos_token_id")?, id("tokenizer.ggml.eos_token_id")?);
-        let (eot, eom) = (id("tokenizer.ggml.eot_token_id")?, id("tokenizer.ggml.eom_token_id")?);
+        let bos = id("tokenizer.ggml.bos_token_id")?;
+        let eos = id("tokenizer.ggml.eos_token_id")?;
+        let eot = id("tokenizer.ggml.eot_token_id")?;
+        let eom = id("tokenizer.ggml.eom_token_id")?;
         let mut tokenizer = Self {
             model: metadata.str("tokenizer.ggml.model")?.ok_or_else(|| missing("tokenizer.ggml.model"))?,
             pre: metadata.str("tokenizer.ggml.pre")?,

@@ -65,7 +65,8 @@ impl Guard {
             let all = tokens.iter().flat_map(|token| cuts(&token.text).into_iter().map(|at| take(&token.text, at)));
             all.map(str::to_owned).collect::<HashSet<_>>()
         };
-        let (beginnings, endings) = (parts(|text, at| &text[..at]), parts(|text, at| &text[at..]));
+        let beginnings = parts(|text, at| &text[..at]);
+        let endings = parts(|text, at| &text[at..]);
         let longest = tokens.iter().map(|token| token.text.len()).max().unwrap_or(0);
         Ok(Self { automaton: Some(automaton), tokens, beginnings, endings, longest })
     }
@@ -81,7 +82,8 @@ impl Guard {
             }
         }
         // Templates take white space off both ends.
-        let (ahead, behind) = (text.trim_start(), text.trim_end());
+        let ahead = text.trim_start();
+        let behind = text.trim_end();
         let lengths = |of: &str| 1..=self.longest.min(of.len());
         if lengths(behind).any(|n| is_in(&self.beginnings, behind.get(behind.len() - n..))) {
             places.insert(behind.len());
@@ -220,7 +222,8 @@ mod tests {
         fn joined_contents_never_spell_a_control_token(parts in prop::collection::vec("[<|>imends_ ~]{0,12}|<s>|<\\|im_end\\|>", 0..6)) {
             let guard = guard();
             let marker = Marker::new(&guard, &UsedMarks::default()).unwrap();
-            let (mut joined, mut trimmed) = (String::new(), String::new());
+            let mut joined = String::new();
+            let mut trimmed = String::new();
             for part in &parts {
                 let marked = marker.content(part, Author::Client);
                 joined.push_str(&marked);

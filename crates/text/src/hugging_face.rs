@@ -49,7 +49,8 @@ impl HuggingFaceEncoder {
         mark: Option<char>,
     ) -> Result<Vec<TokenId>, TextError> {
         check_white_space(text)?;
-        let (mut ids, mut rest) = (Vec::new(), text);
+        let mut ids = Vec::new();
+        let mut rest = text;
         while !rest.is_empty() {
             let end = if self.cuts_before_words { cut(rest, PIECE_BYTES) } else { rest.len() };
             let (piece, after) = rest.split_at(end);

@@ -254,7 +254,8 @@ mod tests {
 
     #[test]
     fn byte_tokenizer_round_trips_text() {
-        let (tokenizer, text) = (Tokenizer::bytes(), "Grüße 😀\u{0}\n");
+        let tokenizer = Tokenizer::bytes();
+        let text = "Grüße 😀\u{0}\n";
         assert_eq!(tokenizer.decode(&tokenizer.encode(text, TEXT).unwrap(), DecodeOptions::default()), text);
     }
 }

@@ -57,7 +57,8 @@ mod tests {
     use super::*;
 
     fn streamed<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> String {
-        let (mut stream, mut out) = (Utf8Stream::default(), String::new());
+        let mut stream = Utf8Stream::default();
+        let mut out = String::new();
         for piece in pieces {
             stream.push(piece, &mut out);
         }
@@ -67,7 +68,8 @@ mod tests {
 
     #[test]
     fn utf8_stream_emits_a_character_once_it_is_complete() {
-        let (mut stream, mut out) = (Utf8Stream::default(), String::new());
+        let mut stream = Utf8Stream::default();
+        let mut out = String::new();
         for &byte in &"😀".as_bytes()[..3] {
             stream.push(&[byte], &mut out);
             assert_eq!(out, "");

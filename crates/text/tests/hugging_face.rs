@@ -45,7 +45,8 @@ fn model() -> ModelFile {
 }
 
 fn assert_ids(name: &str, tokenizer: &Tokenizer, options: EncodeOptions, expected: &Value) {
-    let (texts, expected) = (texts(), ids(expected));
+    let texts = texts();
+    let expected = ids(expected);
     assert_eq!(texts.len(), expected.len());
     assert!(texts.len() > 100, "the corpus is not empty");
     for (text, expected) in texts.iter().zip(expected) {
@@ -57,7 +58,8 @@ fn assert_ids(name: &str, tokenizer: &Tokenizer, options: EncodeOptions, expecte
 #[test]
 fn byte_level_bpe_of_gguf_gives_hugging_face_ids() {
     for name in BYTE_LEVEL {
-        let (tokenizer, expected) = (from_gguf(name), json(&format!("{name}.ids.json")));
+        let tokenizer = from_gguf(name);
+        let expected = json(&format!("{name}.ids.json"));
         assert_ids(name, &tokenizer, PLAIN, &expected["plain"]);
         assert_ids(name, &tokenizer, SPECIAL, &expected["special"]);
     }
@@ -66,7 +68,8 @@ fn byte_level_bpe_of_gguf_gives_hugging_face_ids() {
 #[test]
 fn byte_level_bpe_of_tokenizer_json_gives_hugging_face_ids() {
     for name in BYTE_LEVEL {
-        let (tokenizer, expected) = (from_json(name), json(&format!("{name}.ids.json")));
+        let tokenizer = from_json(name);
+        let expected = json(&format!("{name}.ids.json"));
         assert_ids(name, &tokenizer, PLAIN, &expected["plain"]);
         assert_ids(name, &tokenizer, SPECIAL, &expected["special"]);
     }
@@ -74,14 +77,16 @@ fn byte_level_bpe_of_tokenizer_json_gives_hugging_face_ids() {
 
 #[test]
 fn sentencepiece_of_gguf_gives_hugging_face_ids() {
-    let (tokenizer, expected) = (from_gguf("llama"), json("llama.ids.json"));
+    let tokenizer = from_gguf("llama");
+    let expected = json("llama.ids.json");
     assert_ids("llama", &tokenizer, PLAIN, &expected["plain"]);
     assert_ids("llama", &tokenizer, SPECIAL, &expected["fast_special"]);
 }
 
 #[test]
 fn sentencepiece_of_tokenizer_json_gives_hugging_face_ids() {
-    let (tokenizer, expected) = (from_json("llama"), json("llama.ids.json"));
+    let tokenizer = from_json("llama");
+    let expected = json("llama.ids.json");
     assert_ids("llama", &tokenizer, PLAIN, &expected["fast"]);
     assert_ids("llama", &tokenizer, SPECIAL, &expected["fast_special"]);
 }
@@ -89,7 +94,8 @@ fn sentencepiece_of_tokenizer_json_gives_hugging_face_ids() {
 #[test]
 fn gguf_and_tokenizer_json_of_a_model_have_the_same_tokens() {
     for name in BYTE_LEVEL.into_iter().chain(["llama"]) {
-        let (gguf, json) = (from_gguf(name), from_json(name));
+        let gguf = from_gguf(name);
+        let json = from_json(name);
         assert_eq!(gguf.vocab_size(), json.vocab_size(), "{name}");
         for id in 0..gguf.vocab_size() {
             assert_eq!(gguf.token_bytes(id), json.token_bytes(id), "{name}: token {id}");
@@ -167,7 +173,8 @@ fn conversation(list: &Value) -> Conversation {
 #[ignore = "needs a model: BATON_MODEL"]
 fn smollm2_tokenizer_gives_hugging_face_ids() {
     let model = model();
-    let (tokenizer, expected) = (Tokenizer::from_model(&model).expect("a tokenizer"), json("smollm2.ids.json"));
+    let tokenizer = Tokenizer::from_model(&model).expect("a tokenizer");
+    let expected = json("smollm2.ids.json");
     assert_ids("smollm2", &tokenizer, PLAIN, &expected["plain"]);
     assert_ids("smollm2", &tokenizer, SPECIAL, &expected["special"]);
 }

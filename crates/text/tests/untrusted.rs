@@ -58,7 +58,8 @@ fn exercise(tokenizer: &Tokenizer) {
 #[test]
 fn damaged_gguf_tokenizer_is_refused_or_works() {
     let mut random = Random(1);
-    let (mut loaded, mut refused) = (0, 0);
+    let mut loaded = 0;
+    let mut refused = 0;
     for name in ["llama3.gguf", "llama.gguf", "qwen2.gguf"] {
         let bytes = fixture(name);
         for _ in 0..200 {
@@ -147,7 +148,8 @@ fn long_white_space_is_tokenized_as_short_or_refused() {
     let tokenizer = Tokenizer::from_model(&ModelFile::Gguf(gguf)).expect("a tokenizer");
     let tail = "x, it's 123456 of the words  end";
     let encode = |spaces: usize| tokenizer.encode(&(" ".repeat(spaces) + tail), PLAIN);
-    let (short, long) = (encode(8).expect("short"), encode(500_000).expect("long"));
+    let short = encode(8).expect("short");
+    let long = encode(500_000).expect("long");
     // If the library gives up cutting, the words after the run are merged as one.
     assert_eq!(long[long.len() - 20..], short[short.len() - 20..]);
     assert!(encode(600_000).expect_err("refused").to_string().starts_with("a run of more than 524288"));

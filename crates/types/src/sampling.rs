@@ -108,7 +108,10 @@ impl SamplingParams {
         let within = |field, value: f32, ok: bool, expected| {
             if ok { Ok(()) } else { Err(InvalidSampling { field, value: value.to_string(), expected }) }
         };
-        let (t, p, m, r) = (self.temperature, self.top_p, self.min_p, self.repetition_penalty);
+        let t = self.temperature;
+        let p = self.top_p;
+        let m = self.min_p;
+        let r = self.repetition_penalty;
         within("temperature", t, (0.0..=100.0).contains(&t), "from 0 to 100")?;
         within("top_p", p, p > 0.0 && p <= 1.0, "above 0 and at most 1")?;
         within("min_p", m, (0.0..1.0).contains(&m), "at least 0 and below 1")?;

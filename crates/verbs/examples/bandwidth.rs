@@ -37,7 +37,8 @@ impl Side {
         let pair = QueuePair::new(&domain, &queue, &queue, config)?;
         let region = Arc::new(MemoryRegion::allocate(bytes)?);
         let registration = MemoryRegistration::register(&domain, &region, Access::ALL)?;
-        let (port, gid) = (context.port(1)?, choose_gid(&context.gid_table()?, 1, None)?);
+        let port = context.port(1)?;
+        let gid = choose_gid(&context.gid_table()?, 1, None)?;
         let path = Path { port: 1, gid_index: gid.index as u8, traffic_class: 0, service_level: 0 };
         let qp_num = pair.qp_num();
         let endpoint = Endpoint { qp_num, psn: 1, gid: gid.gid, lid: port.lid, mtu: port.active_mtu, max_reads: 16 };
@@ -74,7 +75,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         events: text(7)? == "events",
     };
     let working_set = number(8).unwrap_or(plan.bytes).max(plan.bytes);
-    let (a, b) = (Side::new(text(1)?, working_set, plan.depth as u32)?, Side::new(text(1)?, working_set, 1)?);
+    let a = Side::new(text(1)?, working_set, plan.depth as u32)?;
+    let b = Side::new(text(1)?, working_set, 1)?;
     a.connect(&b.endpoint)?;
     b.connect(&a.endpoint)?;
     let began = Instant::now();
@@ -87,7 +89,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn run(a: &Side, b: &Side, plan: &Plan, slots: usize) -> Result<(), Box<dyn Error>> {
     let mut requests = WorkRequests::new(plan.depth, 1);
     let mut found = [Completion::EMPTY; 64];
-    let (mut added, mut done) = (0, 0);
+    let mut added = 0;
+    let mut done = 0;
     while done < plan.count {
         while added < plan.count && added - done < plan.depth {
             let offset = added % slots * plan.bytes;

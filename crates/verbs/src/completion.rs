@@ -205,7 +205,8 @@ impl CompletionChannel {
     /// Returns how many there were; fewer than that: there is none left.
     pub fn take_events(&self, mut on: impl FnMut(u64)) -> Result<usize, VerbsError> {
         for taken in 0..MAX_EVENTS {
-            let (mut queue, mut token) = (std::ptr::null_mut(), std::ptr::null_mut());
+            let mut queue = std::ptr::null_mut();
+            let mut token = std::ptr::null_mut();
             // SAFETY: the channel lives, and the call writes two pointers, which are ours.
             if unsafe { ffi::ibv_get_cq_event(self.raw.as_ptr(), &raw mut queue, &raw mut token) } != 0 {
                 let source = io::Error::last_os_error();

@@ -148,7 +148,8 @@ impl MemoryRegistration {
         address: u64,
         access: Access,
     ) -> Result<Self, VerbsError> {
-        let (fd, flags) = (dmabuf.as_raw_fd(), access.flags() as i32);
+        let fd = dmabuf.as_raw_fd();
+        let flags = access.flags() as i32;
         // SAFETY: the kernel checks descriptor, offset and length, and takes a reference to the
         // dmabuf.
         let raw = unsafe { ffi::ibv_reg_dmabuf_mr(domain.raw(), offset, len, address, fd, flags) };

@@ -89,7 +89,8 @@ unsafe impl Send for WorkRequests {}
 impl WorkRequests {
     /// Room for `capacity` work requests of at most `max_sge` local spans each.
     pub fn new(capacity: usize, max_sge: usize) -> Self {
-        let (requests, spans) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity * max_sge));
+        let requests = Vec::with_capacity(capacity);
+        let spans = Vec::with_capacity(capacity * max_sge);
         Self { requests, spans, capacity, max_sge }
     }
 

@@ -110,7 +110,8 @@ fn run(mut engine: Box<dyn Engine>, mut masks: Masks, queue: &std_mpsc::Receiver
         reporter.progress.begin(&task.plan);
         // Times of steps are the machine's: they say what compute takes, and are compared with the
         // transfer engine's, which keeps the machine's clock.
-        let (began, step_id) = (baton_runtime::now(), task.plan.id);
+        let began = baton_runtime::now();
+        let step_id = task.plan.id;
         let mut times = StepTimes { layers_ended: began, waited: Duration::ZERO, slice: Duration::ZERO };
         let sequences = task.plan.sequences.iter().chain(task.plan.slice.as_ref().map(|slice| &slice.sequence));
         masks.begin(step_id, sequences);
@@ -136,7 +137,8 @@ fn step(
         true => Ok(Vec::new()),
         false => {
             let mut observer = Observer::new(id, &sequences, engine.arena().clone(), masks, reporter, times);
-            (observer.barriers, observer.watch_layers) = (barriers, reporter.watch_layers);
+            observer.barriers = barriers;
+            observer.watch_layers = reporter.watch_layers;
             let batch: Vec<_> = sequences.iter().map(sequence_step).collect();
             let stepped = engine.step(&batch, &mut observer);
             observer.outputs(stepped)
@@ -222,7 +224,8 @@ impl<'a> Observer<'a> {
         times: &'a mut StepTimes,
     ) -> Self {
         let outputs = sequences.iter().map(empty_output).collect();
-        let (barriers, late) = (Vec::new(), Vec::new());
+        let barriers = Vec::new();
+        let late = Vec::new();
         Self { step, sequences, barriers, late, arena, masks, watch_layers: false, reporter, times, outputs }
     }
 
@@ -349,7 +352,8 @@ mod tests {
         let began = Instant::now();
         assert!(thread.submit(StepPlan { id: StepId(7), sequences, slice: None }, barriers));
 
-        let (mut late, mut before_layer_1) = (Vec::new(), None);
+        let mut late = Vec::new();
+        let mut before_layer_1 = None;
         let (outputs, elapsed) = loop {
             match heard.blocking_recv().unwrap() {
                 EngineEvent::PrefixLate { step, key } => {

@@ -205,7 +205,8 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
     fn check(&self, reply: v1::LeaseReply) -> Result<Leased, Refused> {
         let (arena, blocks) =
             RemoteArena::new(&self.source.node, &self.layout, &reply.segment, reply.num_blocks, reply.blocks)?;
-        let (leased, asked) = (blocks.len(), self.destinations.len());
+        let leased = blocks.len();
+        let asked = self.destinations.len();
         if leased == 0 || leased > asked {
             let message = format!("{}: leased {leased} blocks, but {asked} were asked for", self.source.node);
             return Err(failed(ErrorKind::Internal, message));
@@ -223,7 +224,10 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
         deadline: Instant,
         reads: &mut VecDeque<(Read, PacedCancel)>,
     ) -> Result<FetchedBytes, Refused> {
-        let (layers, mut asked, mut bytes, mut transport) = (self.layout.num_layers, 0, 0, "");
+        let layers = self.layout.num_layers;
+        let mut asked = 0;
+        let mut bytes = 0;
+        let mut transport = "";
         for layer in 0..layers {
             while asked < layers && reads.len() < READS_AHEAD {
                 reads.push_back(self.read_layer(leased, asked, deadline));
@@ -263,8 +267,10 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
             len,
         };
         let pairs = self.destinations.iter().zip(&leased.blocks).map(pair).collect();
-        let (transfer, segment, remote, lease) =
-            (self.transfer.clone(), self.segment, leased.arena.segment.clone(), leased.lease);
+        let transfer = self.transfer.clone();
+        let segment = self.segment;
+        let remote = leased.arena.segment.clone();
+        let lease = leased.lease;
         let due = self.dues.get(layer as usize).copied().flatten();
         // The transfer engine keeps the machine's clock.
         let left = deadline.saturating_duration_since(self.clock.now());

@@ -130,9 +130,11 @@ mod tests {
         // One that takes its time, so that patience does not end the test: 10 s a layer, as far as
         // can be told.
         let now = Instant::now();
-        let (made, state) = (now - Duration::from_secs(10), Mutex::new(State::Coming(0, now)));
+        let made = now - Duration::from_secs(10);
+        let state = Mutex::new(State::Coming(0, now));
         let barrier = LayerBarrier(Arc::new(Barrier { made, state, changed: Condvar::new() }));
-        let (keeper, core) = (LayerBarrierKeeper { barrier: Arc::clone(&barrier.0), is_told: false }, barrier.clone());
+        let keeper = LayerBarrierKeeper { barrier: Arc::clone(&barrier.0), is_told: false };
+        let core = barrier.clone();
         let (told, heard) = std::sync::mpsc::channel();
         let engine = std::thread::spawn(move || {
             for layer in 0..4 {

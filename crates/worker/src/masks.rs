@@ -49,7 +49,8 @@ impl Masks {
 
     /// A step begins: its masks are made from now on.
     pub(crate) fn begin<'a>(&mut self, step: StepId, sequences: impl Iterator<Item = &'a StepSequence>) {
-        (self.step, self.ready) = (step, HashMap::new());
+        self.step = step;
+        self.ready = HashMap::new();
         let wanted: Vec<_> = sequences.filter_map(wanted).collect();
         if !wanted.is_empty() {
             // A thread that is gone gives no masks, and a step that waits for one is told.
@@ -97,7 +98,8 @@ fn run(compiler: &GrammarCompiler, queue: &mpsc::Receiver<StepMasks>, made: &mps
     let mut pending: HashMap<RequestKey, PendingOutput> = HashMap::new();
     while let Ok((step, wanted)) = queue.recv() {
         for wanted in wanted {
-            let (key, draws) = (wanted.key, wanted.draws);
+            let key = wanted.key;
+            let draws = wanted.draws;
             let mask = mask(compiler, &mut pending, step, wanted);
             if draws && made.send((step, key, mask)).is_err() {
                 return;
@@ -193,7 +195,9 @@ mod tests {
     fn grammar_shared_by_many_outputs_does_not_wear_out() {
         let rule = Form::Regex(".{0,200}and.{0,250}".into()).rule().unwrap();
         let grammar = format!("start: {rule}");
-        let (mut masks, mut state, mut step) = (masks(), 1_u64, 0);
+        let mut masks = masks();
+        let mut state = 1_u64;
+        let mut step = 0;
         for n in 0..200 {
             // Each has a history of its own of where the word was.
             let word = |_| {
@@ -213,11 +217,9 @@ mod tests {
     #[test]
     fn failed_grammar_mask_fails_only_its_own_request() {
         let mut masks = masks();
-        let (bad, strays, good) = (
-            sequence(1, "", Some("start: (")),
-            sequence(2, "b", Some("start: \"a\"")),
-            sequence(3, "", Some("start: \"a\"")),
-        );
+        let bad = sequence(1, "", Some("start: ("));
+        let strays = sequence(2, "b", Some("start: \"a\""));
+        let good = sequence(3, "", Some("start: \"a\""));
         masks.begin(StepId(1), [&bad, &strays, &good].into_iter());
         assert!(masks.take(bad.key).is_err());
         assert_eq!(masks.take(strays.key).unwrap_err().kind, ErrorKind::Invalid);

@@ -109,7 +109,8 @@ pub struct LoadMetrics {
 impl LoadMetrics {
     /// Of a node whose cache is so large.
     pub fn new(layout: &KvLayout) -> Self {
-        let (block_size, num_blocks) = (layout.block_tokens.to_string(), layout.num_blocks.to_string());
+        let block_size = layout.block_tokens.to_string();
+        let num_blocks = layout.num_blocks.to_string();
         gauge!(CACHE_CONFIG, "block_size" => block_size, "num_blocks" => num_blocks).set(1.0);
         Self {
             running: gauge!(RUNNING),

@@ -161,7 +161,9 @@ pub(crate) async fn start<R: Role>(
 ) -> anyhow::Result<Serving> {
     let Around { clock, telemetry, engine, network } = around;
     let played = take_profile(&mut settings, role)?;
-    let (tasks, shutdown, sessions) = (TaskSet::new(), Shutdown::new(), Sessions::default());
+    let tasks = TaskSet::new();
+    let shutdown = Shutdown::new();
+    let sessions = Sessions::default();
     let (inputs, receiver) = mpsc::channel(QUEUED_INPUTS);
     let (calls, called) = mpsc::channel(QUEUED_CALLS);
     let (engine_events, engine_heard) = mpsc::channel(QUEUED_ENGINE_EVENTS);
@@ -178,7 +180,8 @@ pub(crate) async fn start<R: Role>(
     let http = http_listener.local_addr()?;
     let grpc = advertised(listener.local_addr()?, &settings)?;
     let (transfer, arrivals) = bind_transfer(&settings, &node, generation, network, &tasks).await?;
-    let (engine_settings, engine_played) = (settings.clone(), played.clone());
+    let engine_settings = settings.clone();
+    let engine_played = played.clone();
     let load = move || -> anyhow::Result<_> {
         let given = engine.map_or_else(|| load_engine(&engine_settings, role, engine_played.as_ref()), Ok);
         Ok((given?, load_grammars(&engine_settings)?))
@@ -202,7 +205,8 @@ pub(crate) async fn start<R: Role>(
         context_length: info.context_length,
         vocab_size: info.vocab_size,
     };
-    let (arena, metrics) = (engine.arena().clone(), LoadMetrics::new(&model.layout));
+    let arena = engine.arena().clone();
+    let metrics = LoadMetrics::new(&model.layout);
     let engine =
         EngineThread::start(engine, grammars, role == NodeRole::Prefill, engine_events).context("engine thread")?;
     let watch = EngineWatch::new(engine.progress(), REPORT_INTERVAL, usual_layer(&info), step_timeout);
@@ -265,7 +269,8 @@ async fn wait_and_drain(
     };
     tracing::info!(signal, ?grace, "draining");
     // Conductors hear of a drain at once. The loop says when it is done by moving on to Closing.
-    let (terms, drained) = (Drain { not_ready: Duration::ZERO, grace }, shutdown.clone());
+    let terms = Drain { not_ready: Duration::ZERO, grace };
+    let drained = shutdown.clone();
     if !shutdown.drain(terms, &mut signals, async move { drained.wait_for(Phase::Closing).await }).await {
         tracing::warn!("ending what is left");
     }
@@ -506,7 +511,9 @@ async fn start_grpc<E: Send + 'static>(
 }
 
 fn start_loop<R: Role>(node_loop: NodeLoop<R>, tasks: &TaskSet) {
-    let (sessions, shutdown, end) = (node_loop.sessions.clone(), node_loop.shutdown.clone(), tasks.clone());
+    let sessions = node_loop.sessions.clone();
+    let shutdown = node_loop.shutdown.clone();
+    let end = tasks.clone();
     tasks.spawn("loop", async move {
         let ended = node_loop.run().await;
         // Conductors learn of the end by their sessions' end, after everything that was sent.
@@ -548,14 +555,16 @@ fn is_host_name(text: &str) -> bool {
 
 /// How long a layer of a large step takes, as profiled.
 fn usual_layer(info: &NodeInfo) -> Duration {
-    let (profile, layers) = (&info.profile, f64::from(info.layout.num_layers.max(1)));
+    let profile = &info.profile;
+    let layers = f64::from(info.layout.num_layers.max(1));
     let prompts = profile.prefill_base + profile.prefill_per_token * f64::from(profile.chunk_tokens);
     let batch = profile.decode_base + profile.decode_per_sequence * f64::from(profile.max_running);
     Duration::try_from_secs_f64(prompts.max(batch) / layers).unwrap_or_default()
 }
 
 fn start_registration(conductor: Name, info: &Arc<NodeInfo>, tasks: &TaskSet, clock: Arc<dyn Clock>) {
-    let (info, end) = (Arc::clone(info), tasks.clone());
+    let info = Arc::clone(info);
+    let end = tasks.clone();
     tasks.spawn("registration", async move {
         tokio::select! {
             () = keep_registered(&conductor, &info, &*clock) => {}
@@ -600,7 +609,8 @@ mod tests {
     #[test]
     fn refusal_of_engine_or_core_is_named_by_its_setting() {
         let options = |field| EngineError::Options { field, problem: "0, but must be 1".into() };
-        let (bytes, blocks) = (Settings::default(), Settings { cache_blocks: 7, ..Settings::default() });
+        let bytes = Settings::default();
+        let blocks = Settings { cache_blocks: 7, ..Settings::default() };
         assert_eq!(said(&bytes, options("threads")), "threads: 0, but must be 1");
         assert_eq!(said(&bytes, options("kv_capacity")), "cache_bytes: 0, but must be 1");
         assert_eq!(said(&blocks, options("kv_capacity")), "cache_blocks: 0, but must be 1");

@@ -75,7 +75,8 @@ pub fn paced(
         return (batch.boxed(), cancel);
     };
     // Reports are in the machine's time, which the transfer engine keeps.
-    let (cancelled, started) = (CancellationToken::new(), baton_runtime::now());
+    let cancelled = CancellationToken::new();
+    let started = baton_runtime::now();
     let waited = clock.sleep_until(due);
     let cancel = PacedCancel::Waiting(cancelled.clone());
     let later = async move {

@@ -22,9 +22,11 @@ impl StepObserver for Quiet {
 pub fn profile(engine: &mut dyn Engine, settings: &Settings) -> Result<NodeProfile, EngineError> {
     let layout = engine.arena().layout().clone();
     let room = (layout.num_blocks as usize * layout.block_tokens as usize).min(engine.model().context_length as usize);
-    let (short, long) = (SHORT.min(room), LONG.min(room));
+    let short = SHORT.min(room);
+    let long = LONG.min(room);
     seconds(engine, 0, short)?; // warms caches and pages
-    let (t_short, t_long) = (seconds(engine, 0, short)?, seconds(engine, 0, long)?);
+    let t_short = seconds(engine, 0, short)?;
+    let t_long = seconds(engine, 0, long)?;
     let t_one = seconds(engine, long as u32 - 1, 1)?;
     let per_token =
         if long > short { ((t_long - t_short) / (long - short) as f64).max(0.0) } else { t_long / long as f64 };

@@ -80,8 +80,9 @@ async fn keep_up<'a>(
     begin: impl Fn(SocketAddr) -> BoxFuture<'a, ()>,
     clock: &dyn Clock,
 ) {
-    let (mut known, mut under_way, mut wait) =
-        (BTreeMap::<SocketAddr, AbortHandle>::new(), FuturesUnordered::new(), RETRY);
+    let mut known = BTreeMap::<SocketAddr, AbortHandle>::new();
+    let mut under_way = FuturesUnordered::new();
+    let mut wait = RETRY;
     loop {
         let next = match meanwhile(&mut under_way, find()).await {
             Ok(found) => {
@@ -133,7 +134,8 @@ async fn register_at(conductor: &str, info: &NodeInfo, clock: &dyn Clock) {
         Err(error) => return tracing::error!(conductor, %error, "cannot register"),
     };
     let mut client = v1::membership_client::MembershipClient::new(endpoint.connect_lazy());
-    let (mut wait, mut known) = (RETRY, None);
+    let mut wait = RETRY;
+    let mut known = None;
     loop {
         match register_once(&mut client, info).await {
             Ok(response) => {
@@ -285,7 +287,8 @@ mod tests {
             server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), end.cancelled()).await
         });
         let clock = TestClock::default();
-        let (info, conductor) = (info(), format!("http://{address}"));
+        let info = info();
+        let conductor = format!("http://{address}");
         let story = async {
             // Twice away; there, twice; away again, which begins with the short wait; it refuses
             // the node; and then it takes it.
@@ -311,7 +314,8 @@ mod tests {
         let away = || Err(io::Error::other("no answer"));
         let found: Vec<io::Result<BTreeSet<SocketAddr>>> =
             vec![away(), Ok(addresses(&[1, 2])), away(), Ok(addresses(&[2, 3])), away()];
-        let (found, running) = (&Mutex::new(VecDeque::from(found)), &Mutex::new(BTreeSet::new()));
+        let found = &Mutex::new(VecDeque::from(found));
+        let running = &Mutex::new(BTreeSet::new());
         /// Registered until it is dropped.
         struct Here<'a>(&'a Mutex<BTreeSet<u16>>, u16);
         impl Drop for Here<'_> {

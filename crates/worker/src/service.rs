@@ -213,7 +213,9 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         // An earlier session of this conductor ended here, and its requests with it.
         self.input(Input::SessionClosed(conductor)).await?;
         self.input(Input::SessionOpened(conductor)).await?;
-        let (inputs, sessions, end) = (self.inputs.clone(), self.sessions.clone(), self.tasks.clone());
+        let inputs = self.inputs.clone();
+        let sessions = self.sessions.clone();
+        let end = self.tasks.clone();
         self.tasks.spawn_request("session reader", async move {
             let read = tokio::select! {
                 read = read_commands(commands, conductor, &inputs, &sessions) => read,
@@ -260,12 +262,15 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         self.check_generation(generation("target_generation", &request.target_generation)?)?;
         self.check_layout(request.layout.clone())?;
         if !self.computes_alike(&request.kv_class) {
-            let (node, ours, theirs) = (&self.info.node, &self.info.kv_class, &request.kv_class);
+            let node = &self.info.node;
+            let ours = &self.info.kv_class;
+            let theirs = &request.kv_class;
             let message = format!("kv_class: {node} holds what '{ours}' computed, and '{theirs}' would read it");
             return Err(baton_proto::status(ErrorKind::Invalid, message, None));
         }
         let request = LeaseRequest::try_from(request)?;
-        let (asked, most) = (request.block_hashes.len(), self.info.layout.num_blocks as usize);
+        let asked = request.block_hashes.len();
+        let most = self.info.layout.num_blocks as usize;
         if asked > most {
             let message = format!("block_hashes: {asked}, but this node has {most} blocks");
             return Err(baton_proto::status(ErrorKind::Invalid, message, None));

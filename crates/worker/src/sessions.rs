@@ -105,8 +105,10 @@ impl Sessions {
             inner.settings = None;
         }
         inner.next_epoch += 1;
-        let (epoch, ended) = (inner.next_epoch, CancellationToken::new());
-        let (queued, broken) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let epoch = inner.next_epoch;
+        let ended = CancellationToken::new();
+        let queued = Arc::<AtomicUsize>::default();
+        let broken = Arc::<AtomicBool>::default();
         let session =
             Session { epoch, ended: ended.clone(), events, queued: Arc::clone(&queued), broken: Arc::clone(&broken) };
         // A new channel has room.

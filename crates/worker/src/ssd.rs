@@ -100,7 +100,8 @@ impl Ssd {
         let recovery = store.recovery();
         tracing::info!(folder = %folder.display(), ?recovery, capacity = store.capacity(), "SSD tier open");
         core.on_store_recovered(store.iter());
-        let (arena, clock) = (parts.arena.clone(), Arc::clone(&parts.clock));
+        let arena = parts.arena.clone();
+        let clock = Arc::clone(&parts.clock);
         let loads = Arc::new(Semaphore::new(MAX_LOADS));
         Ok(Self { store, arena, clock, loads, metrics: SsdMetrics::default(), failing: false })
     }
@@ -146,7 +147,8 @@ impl Ssd {
             self.metrics.evicted.increment(1);
             core.on_store_lost(evicted);
         }
-        let (arena, inputs) = (self.arena.clone(), parts.inputs.clone());
+        let arena = self.arena.clone();
+        let inputs = parts.inputs.clone();
         parts.tasks.spawn_request("SSD write", async move {
             let written = tokio::task::spawn_blocking(move || write(&arena, block, reservation)).await;
             // A write that panicked gave its slot back.
@@ -466,7 +468,8 @@ mod tests {
 
     #[test]
     fn ssd_read_writes_no_block_after_its_request_left() {
-        let (landing, mut written) = (Landing::default(), 0);
+        let landing = Landing::default();
+        let mut written = 0;
         assert!(landing.clone().write(|| written += 1));
         landing.close();
         assert!(!landing.write(|| written += 1));

@@ -97,7 +97,8 @@ impl Clock for TestClock {
 
     fn sleep_until(&self, at: Instant) -> Waited {
         self.due.send_modify(|due| *due.entry(at).or_default() += 1);
-        let (waiter, waited) = (Waiter { at, due: self.due.clone() }, self.clock.sleep_until(at));
+        let waiter = Waiter { at, due: self.due.clone() };
+        let waited = self.clock.sleep_until(at);
         Box::pin(async move {
             waited.await;
             drop(waiter);

@@ -13,7 +13,8 @@ use crate::start;
 pub(super) async fn a_grant_is_refused_where_room_never_comes() {
     let world = World::default();
     let small = Settings { cache_blocks: 4, ..settings("d0") };
-    let (prefill, decode) = (baton_prefill_node::start(&world, settings("p0")).await, start(&world, small).await);
+    let prefill = baton_prefill_node::start(&world, settings("p0")).await;
+    let decode = start(&world, small).await;
     let mut session = prefill.session(7).await;
     session.submit(&job_for(1, &prompt(1, 100), 4, &decode)).await;
     let events = session.prefill_to_end(key(1)).await;
@@ -32,8 +33,10 @@ async fn grant_that_can_never_fit_is_refused_at_once() {
 pub(super) async fn a_grant_whose_bytes_do_not_come_ends_by_itself() {
     let world = World::faulty();
     let hasty = Settings { grant_ttl_s: 20.0, ..settings("d0") };
-    let (prefill, decode) = (baton_prefill_node::start(&world, settings("p0")).await, start(&world, hasty).await);
-    let (mut at_prefill, mut at_decode) = (prefill.session(7).await, decode.session(7).await);
+    let prefill = baton_prefill_node::start(&world, settings("p0")).await;
+    let decode = start(&world, hasty).await;
+    let mut at_prefill = prefill.session(7).await;
+    let mut at_decode = decode.session(7).await;
     world.lose_batches();
     at_prefill.submit(&job_for(1, &prompt(1, 40), 4, &decode)).await;
     while !matches!(at_prefill.prefill(key(1)).await, PrefillEvent::FirstToken { .. }) {}
@@ -61,7 +64,8 @@ async fn grant_whose_kv_never_comes_expires() {
 pub(super) async fn a_session_that_breaks_frees_its_sequences() {
     let world = World::default();
     let decode = start(&world, settings("d0")).await;
-    let (one, mut other) = (decode.session(7).await, decode.session(8).await);
+    let one = decode.session(7).await;
+    let mut other = decode.session(8).await;
     decode.hold.hold_after(0);
     one.submit(&job(1, &prompt(1, 40), 9)).await;
     decode.hold.is_held().await;

@@ -82,7 +82,8 @@ async fn sequence_of_draining_node_migrates_with_same_tokens() {
 pub(super) async fn migration_without_its_blocks_is_computed() {
     let world = World::default();
     let (from, mut at_from, tokens) = leaving(&world).await;
-    let (to, other) = (start(&world, settings("d1")).await, start(&world, settings("d2")).await);
+    let to = start(&world, settings("d1")).await;
+    let other = start(&world, settings("d2")).await;
     let mut at_to = to.session(7).await;
     // The other one has nothing of it.
     at_to.submit(&taking(&other, &tokens, 1, 60)).await;

@@ -34,9 +34,10 @@ pub(super) async fn a_sequence_is_aborted_at_each_stage() {
     let aborted = || stages.map(|stage| counted(&format!("baton_decode_aborts_total{{stage=\"{stage}\"}}")));
     let before = aborted();
     let world = World::faulty();
-    let (prefill, decode) =
-        (baton_prefill_node::start(&world, settings("p0")).await, start(&world, settings("d0")).await);
-    let (mut at_prefill, mut at_decode) = (prefill.session(7).await, decode.session(7).await);
+    let prefill = baton_prefill_node::start(&world, settings("p0")).await;
+    let decode = start(&world, settings("d0")).await;
+    let mut at_prefill = prefill.session(7).await;
+    let mut at_decode = decode.session(7).await;
     decode.hold.hold_after(0);
     at_prefill.submit(&job_for(1, &prompt(1, 40), 9, &decode)).await;
     at_prefill.prefill_to_end(key(1)).await;

@@ -13,9 +13,10 @@ use crate::start;
 
 pub(super) async fn a_job_runs_to_its_last_token() {
     let world = World::default();
-    let (prefill, decode) =
-        (start(&world, settings("p0")).await, baton_decode_node::start(&world, settings("d0")).await);
-    let (mut at_prefill, mut at_decode) = (prefill.session(7).await, decode.session(7).await);
+    let prefill = start(&world, settings("p0")).await;
+    let decode = baton_decode_node::start(&world, settings("d0")).await;
+    let mut at_prefill = prefill.session(7).await;
+    let mut at_decode = decode.session(7).await;
     at_prefill.submit(&job_for(1, &prompt(1, 40), 6, &decode)).await;
     let events = at_prefill.prefill_to_end(key(1)).await;
     assert_eq!(names(&events), ["started", "first token", "handed off"]);
@@ -39,9 +40,10 @@ async fn prefill_job_is_handed_off_and_repeated_prompt_hits_the_cache() {
 
 pub(super) async fn a_partial_prefill_is_computed_at_the_decode_node() {
     let world = World::default();
-    let (prefill, decode) =
-        (start(&world, settings("p0")).await, baton_decode_node::start(&world, settings("d0")).await);
-    let (mut at_prefill, mut at_decode) = (prefill.session(7).await, decode.session(7).await);
+    let prefill = start(&world, settings("p0")).await;
+    let decode = baton_decode_node::start(&world, settings("d0")).await;
+    let mut at_prefill = prefill.session(7).await;
+    let mut at_decode = decode.session(7).await;
     at_prefill.submit(&job_for(1, &prompt(1, 50), 4, &decode)).await;
     let first = at_prefill.prefill_to_end(key(1)).await.into_iter().find_map(|event| match event {
         PrefillEvent::FirstToken { token, .. } => Some(token),
@@ -56,7 +58,8 @@ pub(super) async fn a_partial_prefill_is_computed_at_the_decode_node() {
     at_prefill.submit(&job).await;
     let events = at_prefill.prefill_to_end(key(2)).await;
     assert_eq!(names(&events), ["started", "handed off"], "the decode node draws the first token");
-    let (mut sliced_rows, mut tokens) = (0, Vec::new());
+    let mut sliced_rows = 0;
+    let mut tokens = Vec::new();
     at_decode
         .find(|event| {
             if let Event::Step(step) = &event {
@@ -84,8 +87,10 @@ async fn partial_prefill_at_decode_node_gives_same_tokens() {
 pub(super) async fn a_refused_grant_is_asked_again_after_its_delay() {
     let world = World::default();
     let small = Settings { cache_blocks: 8, ..settings("d0") };
-    let (prefill, decode) = (start(&world, settings("p0")).await, baton_decode_node::start(&world, small).await);
-    let (mut at_prefill, mut at_decode) = (prefill.session(7).await, decode.session(7).await);
+    let prefill = start(&world, settings("p0")).await;
+    let decode = baton_decode_node::start(&world, small).await;
+    let mut at_prefill = prefill.session(7).await;
+    let mut at_decode = decode.session(7).await;
     // The first one takes the decode node's room for as long as its engine stands still.
     decode.hold.hold_after(0);
     at_prefill.submit(&job_for(1, &prompt(1, 64), 40, &decode)).await;
@@ -117,9 +122,10 @@ async fn refused_grant_is_requested_again_after_its_delay() {
 
 pub(super) async fn a_push_that_fails_ends_its_request_once() {
     let world = World::faulty();
-    let (prefill, decode) =
-        (start(&world, settings("p0")).await, baton_decode_node::start(&world, settings("d0")).await);
-    let (mut at_prefill, mut at_decode) = (prefill.session(7).await, decode.session(7).await);
+    let prefill = start(&world, settings("p0")).await;
+    let decode = baton_decode_node::start(&world, settings("d0")).await;
+    let mut at_prefill = prefill.session(7).await;
+    let mut at_decode = decode.session(7).await;
     let network = world.network.clone().expect("a faulty one");
     network.set_faults(|faults| faults.fail_after_bytes = Some(64));
     // Several chunks, so that more pushes are out when the first one fails.
@@ -146,7 +152,8 @@ async fn failed_push_fails_request_once_and_releases_its_grant() {
 pub(super) async fn a_decode_node_dies_between_grant_and_handoff() {
     let world = World::faulty();
     let chunks = Settings { chunk_tokens: 16, ..settings("p0") };
-    let (prefill, decode) = (start(&world, chunks).await, baton_decode_node::start(&world, settings("d0")).await);
+    let prefill = start(&world, chunks).await;
+    let decode = baton_decode_node::start(&world, settings("d0")).await;
     let mut at_prefill = prefill.session(7).await;
     let received = || counted("baton_decode_received_bytes_total");
     let before = received();
@@ -174,8 +181,10 @@ pub(super) async fn a_job_is_aborted_at_each_stage() {
     let before = aborted();
     let world = World::faulty();
     let chunks = Settings { chunk_tokens: 16, ..settings("p0") };
-    let (prefill, decode) = (start(&world, chunks).await, baton_decode_node::start(&world, settings("d0")).await);
-    let (mut at_prefill, _at_decode) = (prefill.session(7).await, decode.session(7).await);
+    let prefill = start(&world, chunks).await;
+    let decode = baton_decode_node::start(&world, settings("d0")).await;
+    let mut at_prefill = prefill.session(7).await;
+    let _at_decode = decode.session(7).await;
     prefill.hold.hold_after(0);
     // It needs no decode node.
     at_prefill.submit(&job(1, &prompt(1, 40), 1)).await;

@@ -12,9 +12,10 @@ use crate::start;
 
 pub(super) async fn a_session_that_breaks_takes_its_requests_along() {
     let world = World::default();
-    let (prefill, decode) =
-        (start(&world, settings("p0")).await, baton_decode_node::start(&world, settings("d0")).await);
-    let (mut at_prefill, mut at_decode) = (prefill.session(7).await, decode.session(7).await);
+    let prefill = start(&world, settings("p0")).await;
+    let decode = baton_decode_node::start(&world, settings("d0")).await;
+    let mut at_prefill = prefill.session(7).await;
+    let mut at_decode = decode.session(7).await;
     let mut other = prefill.session(8).await;
     decode.hold.hold_after(0);
     at_prefill.submit(&job_for(1, &prompt(1, 40), 9, &decode)).await;

@@ -127,7 +127,8 @@ pub(super) async fn hot_prefix_is_replicated() {
     let reader = start(&world, settings("p1")).await;
     let mut session = reader.session(7).await;
     let hashes = BlockHasher::new(reader.info().layout.fingerprint(), &[]).chain(&prompt(1, 60), 16);
-    let (source, conductor) = (holder.source(48), session.id);
+    let source = holder.source(48);
+    let conductor = session.id;
     let copy = PrefixReplication { key: key(9), conductor, source, block_hashes: hashes[..3].into() };
     session.send(Command::ReplicatePrefix((&copy).into())).await;
     let PrefillEvent::Replicated(report) = session.prefill(key(9)).await else { panic!("not copied") };

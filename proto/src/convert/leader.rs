@@ -196,7 +196,8 @@ fn question_to_wire(request: &d::PlaceQuestion) -> w::PlaceQuestion {
 fn place_question(question: w::PlaceQuestion) -> Result<d::PlaceQuestion, InvalidMessage> {
     let ttft = question.ttft_slo_s.map(|limit_s| limit("ttft_slo_s", limit_s)).transpose()?;
     let tbt = question.tbt_slo_s.map(|limit_s| limit("tbt_slo_s", limit_s)).transpose()?;
-    let (prompt_tokens, output_tokens) = (count("prompt_tokens", question.prompt_tokens)?, question.output_tokens);
+    let prompt_tokens = count("prompt_tokens", question.prompt_tokens)?;
+    let output_tokens = question.output_tokens;
     if output_tokens >= prompt_tokens.max(1) {
         let found = format!("{output_tokens} of {prompt_tokens} tokens, but there must be a prompt");
         return Err(InvalidMessage { field: "output_tokens", found });
@@ -453,10 +454,13 @@ mod tests {
             estimated_exposed: Some(MS),
             estimated_output_tokens: 8.5,
         };
-        let (address, generation, key) = ("h:1".to_owned(), Generation(9), request_key());
+        let address = "h:1".to_owned();
+        let generation = Generation(9);
+        let key = request_key();
         let target = DecodeTarget { node: node("d"), generation, address: address.clone(), tbt: Some(MS) };
         let source = FetchSource { node: node("q"), generation, address, tokens: 4 };
-        let (target, source) = (Some(target), Some(source));
+        let target = Some(target);
+        let source = Some(source);
         let starts = vec![start("p"), start("d")];
         let to = Assignment { placement, target: target.clone(), source: source.clone(), starts };
         let refusal = Refusal {

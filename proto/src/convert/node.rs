@@ -120,7 +120,8 @@ impl Step {
     /// # Errors
     /// No step is like that.
     pub fn of(rows: u32, attended_tokens: u64, seconds: f64) -> Result<Self, InvalidMessage> {
-        let (rows, attended_tokens) = (count("step.rows", rows)?, total("step.attended_tokens", attended_tokens)?);
+        let rows = count("step.rows", rows)?;
+        let attended_tokens = total("step.attended_tokens", attended_tokens)?;
         if !(0.0..=MAX_COST).contains(&seconds) {
             let found = format!("{seconds}, but must be from 0 to {MAX_COST}");
             return Err(InvalidMessage { field: "step.seconds", found });

@@ -430,7 +430,8 @@ mod tests {
 
     #[test]
     fn each_grant_violation_has_its_refusal_reason() {
-        let (grant, now) = (grant(spec(vec![10..20])), Instant::now());
+        let grant = grant(spec(vec![10..20]));
+        let now = Instant::now();
         let inside = [RemoteSpan { offset: 10, len: 10 }];
         let segment = SegmentId(3);
         assert_eq!(grant.admit(&key("w", 5), 0, segment, &inside, now), Ok(Admission::Land));
@@ -449,7 +450,9 @@ mod tests {
 
     #[test]
     fn batch_parts_count_once_and_the_batch_completes_once() {
-        let (grant, now, segment) = (grant(spec(vec![0..100])), Instant::now(), SegmentId(3));
+        let grant = grant(spec(vec![0..100]));
+        let now = Instant::now();
+        let segment = SegmentId(3);
         let key = key("w", 5);
         let commit = |part| grant.commit(&key, segment, &Trailer { part, parts: 2, bytes: 9, tag: 0 }, now);
         assert_eq!([commit(0), commit(0), commit(1), commit(1), commit(0)], [None, None, Some(18), None, None].map(Ok));

@@ -80,7 +80,9 @@ type Fence = Box<dyn Fn(GrantId) -> BoxFuture<'static, ()> + Send + Sync>;
 impl GrantTable {
     pub(crate) fn new(max_grants: usize, arrival_queue: usize, gauge: Gauge) -> (Self, ArrivalReceiver) {
         let (arrivals, receiver) = mpsc::channel(arrival_queue);
-        let (table, earlier, fence) = (Mutex::default(), Notify::new(), OnceLock::new());
+        let table = Mutex::default();
+        let earlier = Notify::new();
+        let fence = OnceLock::new();
         (Self { table, earlier, max_grants, gauge, arrivals, fence }, ArrivalReceiver(receiver))
     }
 
@@ -100,7 +102,8 @@ impl GrantTable {
 
     pub(crate) fn open(&self, spec: GrantSpec, access: Access, region: Arc<MemoryRegion>) -> Result<(), TransferError> {
         let grant = Grant::new(spec, access, region)?;
-        let (id, expires) = (grant.id, grant.expires);
+        let id = grant.id;
+        let expires = grant.expires;
         let mut table = self.lock();
         if table.live.len() >= self.max_grants {
             return Err(TransferError::Overloaded { what: "grants", limit: self.max_grants });
@@ -142,7 +145,8 @@ impl GrantTable {
     /// Ends a grant. From this call on nothing new lands; the future resolves when what was landing
     /// has.
     pub(crate) fn revoke(self: &Arc<Self>, id: GrantId) -> impl Future<Output = ()> + Send + use<> {
-        let (table, grant) = (Arc::clone(self), self.find(id).ok());
+        let table = Arc::clone(self);
+        let grant = self.find(id).ok();
         if let Some(grant) = &grant {
             grant.fence.close();
         }
@@ -187,7 +191,9 @@ impl GrantTable {
 
     /// Closes the grants whose time is over.
     fn take_expired(&self) -> Vec<(Arc<Grant>, bool)> {
-        let (mut table, now, mut expired) = (self.lock(), baton_runtime::now(), Vec::new());
+        let mut table = self.lock();
+        let now = baton_runtime::now();
+        let mut expired = Vec::new();
         while let Some(&(at, id)) = table.by_expiry.first()
             && at <= now
         {
@@ -278,7 +284,8 @@ mod tests {
         assert!(matches!(full, TransferError::Overloaded { what: "grants", limit: 1 }), "{full}");
         let grant = table.find(GrantId(1)).unwrap();
         let pass = grant.fence.enter().unwrap();
-        let (first, second) = (table.revoke(GrantId(1)), table.revoke(GrantId(1)));
+        let first = table.revoke(GrantId(1));
+        let second = table.revoke(GrantId(1));
         assert!(grant.fence.enter().is_none(), "closed from the call on");
         let mut both = Box::pin(async { tokio::join!(first, second) });
         assert!(tokio::time::timeout(Duration::from_millis(5), &mut both).await.is_err());
@@ -292,7 +299,8 @@ mod tests {
     #[tokio::test]
     async fn grants_expire_in_order_and_report_it() {
         let (table, mut arrivals) = GrantTable::new(10, 10, Gauge::noop());
-        let (table, region) = (Arc::new(table), Arc::new(MemoryRegion::allocate(200).unwrap()));
+        let table = Arc::new(table);
+        let region = Arc::new(MemoryRegion::allocate(200).unwrap());
         let open = |id, after| {
             let expires = Instant::now() + Duration::from_millis(after);
             table
@@ -317,7 +325,8 @@ mod tests {
     #[tokio::test]
     async fn batch_that_arrived_stays_acknowledged_after_its_grant_ended() {
         let (table, mut arrivals) = GrantTable::new(10, 10, Gauge::noop());
-        let (table, region) = (Arc::new(table), Arc::new(MemoryRegion::allocate(200).unwrap()));
+        let table = Arc::new(table);
+        let region = Arc::new(MemoryRegion::allocate(200).unwrap());
         let id = GrantId(1);
         table.open(spec(vec![0..10]), Access::Write, region).unwrap();
         let key = |batch| BatchKey { writer: Writer { node: "w".parse().unwrap(), generation: Generation(5) }, batch };
@@ -340,7 +349,8 @@ mod tests {
     #[tokio::test]
     async fn slow_expiry_of_a_grant_delays_no_other() {
         let (table, mut arrivals) = GrantTable::new(10, 10, Gauge::noop());
-        let (table, region) = (Arc::new(table), Arc::new(MemoryRegion::allocate(200).unwrap()));
+        let table = Arc::new(table);
+        let region = Arc::new(MemoryRegion::allocate(200).unwrap());
         for id in [1, 2] {
             let expires = Instant::now() + Duration::from_millis(id);
             let spec = GrantSpec { id: GrantId(id), expires, ..spec(vec![0..10]) };

@@ -124,10 +124,12 @@ async fn slow_network_is_not_treated_as_stalled() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn parts_of_other_batches_on_a_broken_lane_are_retried() {
     let one_lane = TransferConfig { lanes_per_peer: 1, progress_timeout: LONG, ..config("w", 1) };
-    let (writer, mut owner) = (TestNode::bind(one_lane, 2 << 20).await, TestNode::bind(config("o", 1), 2 << 20).await);
+    let writer = TestNode::bind(one_lane, 2 << 20).await;
+    let mut owner = TestNode::bind(config("o", 1), 2 << 20).await;
     writer.fill(1);
     let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::CutAfter(700_000), Fault::None]).await;
-    let (remote, part) = (proxy.via(&owner.descriptor), 200_000);
+    let remote = proxy.via(&owner.descriptor);
+    let part = 200_000;
     let grant = owner.grant(1, &writer, vec![0..2 << 20]);
     let batches: Vec<_> = (0..10).map(|i| writer.write(&remote, grant, vec![span(i * part, i * part, part)])).collect();
     for batch in batches {
@@ -142,17 +144,21 @@ async fn parts_of_other_batches_on_a_broken_lane_are_retried() {
 async fn cancelled_batch_frees_its_source_at_once_and_others_go_on() {
     let patient = TransferConfig { lanes_per_peer: 1, progress_timeout: LONG, ..config("w", 1) };
     let bytes = 16 << 20;
-    let (writer, mut owner) = (TestNode::bind(patient, bytes).await, TestNode::bind(config("o", 1), bytes).await);
+    let writer = TestNode::bind(patient, bytes).await;
+    let mut owner = TestNode::bind(config("o", 1), bytes).await;
     writer.fill(1);
     // Stalls in mid-payload, with far more to come than sockets hold.
     let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::StallAfter(50_000)]).await;
-    let (remote, half) = (proxy.via(&owner.descriptor), bytes as u64 / 2);
-    let (first, second) = (owner.grant(1, &writer, vec![0..half]), owner.grant(2, &writer, vec![half..2 * half]));
+    let remote = proxy.via(&owner.descriptor);
+    let half = bytes as u64 / 2;
+    let first = owner.grant(1, &writer, vec![0..half]);
+    let second = owner.grant(2, &writer, vec![half..2 * half]);
     let given_up = writer.write(&remote, first, whole(half));
     tokio::time::sleep(Duration::from_millis(50)).await;
     let other = writer.write(&remote, second, vec![span(half, half, half)]);
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let (handle, asked) = (given_up.cancel_handle(), Instant::now());
+    let handle = given_up.cancel_handle();
+    let asked = Instant::now();
     handle.cancel();
     assert_eq!(given_up.await, Err(TransferError::Cancelled));
     assert!(asked.elapsed() < Duration::from_millis(200), "{:?}", asked.elapsed());
@@ -200,10 +206,12 @@ async fn batch_ends_at_its_deadline_and_dropping_it_cancels_it() {
     // Far more than sockets hold.
     let bytes = 16 << 20;
     let one_lane = TransferConfig { lanes_per_peer: 1, progress_timeout: LONG, ..config("w", 1) };
-    let (writer, mut owner) = (TestNode::bind(one_lane, bytes).await, TestNode::bind(config("o", 1), bytes).await);
+    let writer = TestNode::bind(one_lane, bytes).await;
+    let mut owner = TestNode::bind(config("o", 1), bytes).await;
     writer.fill(1);
     let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::StallAfter(50_000)]).await;
-    let (remote, grant) = (proxy.via(&owner.descriptor), owner.grant(1, &writer, vec![0..bytes as u64]));
+    let remote = proxy.via(&owner.descriptor);
+    let grant = owner.grant(1, &writer, vec![0..bytes as u64]);
     let late = writer.write_within(Duration::from_millis(60), &remote, grant, whole(bytes as u64)).await.unwrap_err();
     assert_eq!((late.kind(), late), (ErrorKind::DeadlineExceeded, TransferError::Deadline));
     let dropped = writer.write(&remote, grant, whole(bytes as u64));
@@ -222,11 +230,13 @@ async fn dead_peer_is_reported_soon_and_reached_again_later() {
     let place = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let owner_config = TransferConfig { listen: place, ..config("o", 1) };
     let first = TestNode::bind(owner_config.clone(), 4096).await;
-    let (remote, grant) = (first.descriptor.clone(), first.grant(1, &writer, vec![0..4096]));
+    let remote = first.descriptor.clone();
+    let grant = first.grant(1, &writer, vec![0..4096]);
     writer.write(&remote, grant, whole(4096)).await.unwrap();
     first.stop().await;
 
-    let (asked, many) = (Instant::now(), (0..50).map(|_| writer.write(&remote, grant, whole(1))).collect::<Vec<_>>());
+    let asked = Instant::now();
+    let many = (0..50).map(|_| writer.write(&remote, grant, whole(1))).collect::<Vec<_>>();
     for batch in many {
         let error = batch.await.unwrap_err();
         assert!(matches!(error, TransferError::PeerUnreachable { .. }), "{error}");
@@ -271,10 +281,11 @@ async fn shutdown_ends_batches_under_way() {
 #[tokio::test]
 async fn fake_network_injects_the_configured_faults() {
     let network = FakeNetwork::new();
-    let (writer, mut owner) =
-        (TestNode::fake(&network, config("w", 1), 4096), TestNode::fake(&network, config("o", 1), 4096));
+    let writer = TestNode::fake(&network, config("w", 1), 4096);
+    let mut owner = TestNode::fake(&network, config("o", 1), 4096);
     writer.fill(1);
-    let (remote, grant) = (owner.descriptor.clone(), owner.grant(1, &writer, vec![0..4096]));
+    let remote = owner.descriptor.clone();
+    let grant = owner.grant(1, &writer, vec![0..4096]);
     let write = || writer.write_within(Duration::from_millis(100), &remote, grant, whole(4096));
 
     network.set_faults(|faults| faults.drop_batches = 1);

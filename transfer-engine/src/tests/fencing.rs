@@ -102,7 +102,9 @@ async fn fence_takes_effect_in_the_middle_of_a_frame() {
 #[tokio::test]
 async fn fenced_connection_cannot_land_bytes_it_still_carries() {
     let mut owner = TestNode::bind(config("o", 1), 1 << 12).await;
-    let (grant, ranges, writer) = (GrantId(1), vec![0..1 << 12], Some(raw_identity()));
+    let grant = GrantId(1);
+    let ranges = vec![0..1 << 12];
+    let writer = Some(raw_identity());
     let spec = GrantSpec { id: grant, segment: owner.segment, ranges, writer, expires: Instant::now() + LONG };
     owner.engine.grant(spec).unwrap();
     let old = RawWriter::open(&owner, 1).await;
@@ -157,7 +159,9 @@ async fn memory_never_changes_after_a_fence_at_any_moment() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_that_expires_in_mid_transfer_is_fenced_before_its_report() {
     let mut owner = TestNode::bind(config("o", 1), 1 << 16).await;
-    let (grant, ranges, expires) = (GrantId(1), vec![0..1 << 16], Instant::now() + Duration::from_millis(50));
+    let grant = GrantId(1);
+    let ranges = vec![0..1 << 16];
+    let expires = Instant::now() + Duration::from_millis(50);
     owner.engine.grant(GrantSpec { id: grant, segment: owner.segment, ranges, writer: None, expires }).unwrap();
     let raw = RawWriter::open(&owner, 1).await;
     raw.data(1, grant, 0, 1 << 16).await;
@@ -211,8 +215,10 @@ async fn handshake_of_wrong_version_node_or_generation_is_refused() {
 #[tokio::test]
 async fn earlier_generation_of_a_writer_is_refused_after_a_later_one() {
     let owner = TestNode::bind(config("o", 1), 4096).await;
-    let (old, new) = (TestNode::bind(config("w", 1), 4096).await, TestNode::bind(config("w", 2), 4096).await);
-    let (first, second) = (owner.grant(1, &old, vec![0..10]), owner.grant(2, &new, vec![10..20]));
+    let old = TestNode::bind(config("w", 1), 4096).await;
+    let new = TestNode::bind(config("w", 2), 4096).await;
+    let first = owner.grant(1, &old, vec![0..10]);
+    let second = owner.grant(2, &new, vec![10..20]);
     old.write(&owner.descriptor, first, whole(10)).await.unwrap();
     new.write(&owner.descriptor, second, vec![span(0, 10, 10)]).await.unwrap();
     let stale = old.write(&owner.descriptor, first, whole(10)).await.unwrap_err();

@@ -44,13 +44,15 @@ pub(super) fn config(name: &str, generation: u64) -> TransferConfig {
 
 impl TestNode {
     pub(super) async fn bind(config: TransferConfig, bytes: usize) -> Self {
-        let (tasks, identity) = (TaskSet::new(), (config.node.clone(), config.generation));
+        let tasks = TaskSet::new();
+        let identity = (config.node.clone(), config.generation);
         let (engine, arrivals) = TransferEngine::bind(config, &tasks).await.unwrap();
         Self::new(engine, arrivals, bytes, tasks, identity)
     }
 
     pub(super) fn fake(network: &FakeNetwork, config: TransferConfig, bytes: usize) -> Self {
-        let (tasks, identity) = (TaskSet::new(), (config.node.clone(), config.generation));
+        let tasks = TaskSet::new();
+        let identity = (config.node.clone(), config.generation);
         let (engine, arrivals) = TransferEngine::fake(network, config, &tasks).unwrap();
         Self::new(engine, arrivals, bytes, tasks, identity)
     }
@@ -80,7 +82,8 @@ impl TestNode {
     }
 
     fn spec(&self, id: u64, peer: &Self, ranges: Vec<Range<u64>>) -> GrantSpec {
-        let (writer, expires) = (Some(peer.identity.clone()), Instant::now() + LONG);
+        let writer = Some(peer.identity.clone());
+        let expires = Instant::now() + LONG;
         GrantSpec { id: GrantId(id), segment: self.segment, ranges, writer, expires }
     }
 

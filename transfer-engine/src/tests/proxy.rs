@@ -60,14 +60,17 @@ impl Proxy {
         let address = listener.local_addr().unwrap().to_string();
         let shared = Arc::new(Shared { faults: Mutex::new(faults.iter().copied().collect()), ..Shared::default() });
         let target = owner.address(TransportKind::Tcp).unwrap().to_owned();
-        let (accepting, all) = (Arc::clone(&shared), tasks.clone());
+        let accepting = Arc::clone(&shared);
+        let all = tasks.clone();
         tasks.spawn_request("proxy", async move {
             loop {
                 let accepted = tokio::select! {
                     accepted = listener.accept() => accepted.unwrap().0,
                     () = all.cancelled() => return,
                 };
-                let (shared, end, target) = (Arc::clone(&accepting), all.clone(), target.clone());
+                let shared = Arc::clone(&accepting);
+                let end = all.clone();
+                let target = target.clone();
                 all.spawn_request("proxied connection", async move {
                     tokio::select! {
                         () = forward(&shared, accepted, &target) => {}
@@ -161,7 +164,8 @@ async fn copy(
     shared: &Shared,
     count: Option<&AtomicU64>,
 ) {
-    let (mut left, mut passed) = (limit.bytes, 0);
+    let mut left = limit.bytes;
+    let mut passed = 0;
     let mut buffer = vec![0; limit.piece];
     loop {
         if left == 0 {

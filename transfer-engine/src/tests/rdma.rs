@@ -126,14 +126,16 @@ impl Stream {
     /// One batch of 64 KiB spans, each somewhere else; verified. What carried it.
     async fn batch(&mut self) -> TransportKind {
         self.next += 1;
-        let (number, owner) = (self.next, &mut self.owner);
+        let number = self.next;
+        let owner = &mut self.owner;
         self.writer.fill(number);
         let pieces = BATCH_BYTES as u64 / (64 << 10);
         let place = |i| (i * 5 + number) % pieces * (64 << 10);
         let spans: Vec<SpanPair> = (0..pieces).map(|i| span(place(i + 3), place(i), 64 << 10)).collect();
         let grant = owner.grant(number, &self.writer, vec![0..BATCH_BYTES as u64]);
         let options = BatchOptions::new(Instant::now() + DEADLINE).tag(number);
-        let (engine, segment) = (&self.writer.engine, self.writer.segment);
+        let engine = &self.writer.engine;
+        let segment = self.writer.segment;
         let started = Instant::now();
         let report = engine.write(segment, &self.remote, grant, spans.clone(), options).await;
         let report = report.unwrap_or_else(|error| panic!("batch {number}: {error}"));
@@ -141,7 +143,9 @@ impl Stream {
         let arrived = owner.arrivals.try_recv();
         assert!(matches!(arrived, Some(Arrival::Batch { tag, .. }) if tag == number), "batch {number}: {arrived:?}");
         for s in &spans {
-            let (from, to, len) = (s.local_offset as usize, s.remote_offset as usize, s.len as usize);
+            let from = s.local_offset as usize;
+            let to = s.remote_offset as usize;
+            let len = s.len as usize;
             assert!(owner.bytes(to..to + len) == self.writer.bytes(from..from + len), "batch {number} at {to}");
         }
         owner.engine.revoke(grant).await;
@@ -151,7 +155,9 @@ impl Stream {
 
     /// Batches until `seen` has gone over `kind` in a row; the number of batches that took.
     async fn until(&mut self, kind: TransportKind, seen: u32) -> u32 {
-        let (mut row, mut all, started) = (0, 0, Instant::now());
+        let mut row = 0;
+        let mut all = 0;
+        let started = Instant::now();
         while row < seen {
             row = if self.batch().await == kind { row + 1 } else { 0 };
             all += 1;
@@ -218,11 +224,14 @@ async fn rdma_rails_fail_and_recover_and_no_batch_is_lost() {
     fresh.until_whole(2).await;
     let mut ratios = Vec::new();
     for _ in 0..41 {
-        let (fresh, recovered) = (fresh.rate().await, stream.rate().await);
+        let fresh = fresh.rate().await;
+        let recovered = stream.rate().await;
         ratios.push(recovered / fresh);
     }
     ratios.sort_by(f64::total_cmp);
-    let (low, ratio, high) = (ratios[10], ratios[20], ratios[30]);
+    let low = ratios[10];
+    let ratio = ratios[20];
+    let high = ratios[30];
     println!("rate after recovery : of a new stream: {ratio:.2}, half of the rounds between {low:.2} and {high:.2}");
     assert!(ratio >= 0.95, "{ratios:.2?}; {:?}", stream.writer.engine.paths());
 }

@@ -16,7 +16,8 @@ const KINDS: [TransportKind; 2] = [TransportKind::Tcp, TransportKind::Shm];
 fn spans(region: u64) -> impl Strategy<Value = Vec<SpanPair>> {
     let pieces = prop::collection::vec((0u64..3_000, 1u64..60_000, any::<u64>()), 0..300);
     pieces.prop_map(move |pieces| {
-        let (mut at, mut spans) = (0, Vec::new());
+        let mut at = 0;
+        let mut spans = Vec::new();
         for (gap, len, from) in pieces {
             at += gap % 3 * gap;
             if at + len > region {
@@ -32,9 +33,12 @@ fn spans(region: u64) -> impl Strategy<Value = Vec<SpanPair>> {
 async fn read_like_a_copy(reader: &TestNode, holder: &TestNode, spans: Vec<SpanPair>, id: u64) {
     reader.fill(id);
     let region = reader.region.len();
-    let (mut expected, source) = (reader.bytes(0..region), holder.bytes(0..region));
+    let mut expected = reader.bytes(0..region);
+    let source = holder.bytes(0..region);
     for s in &spans {
-        let (from, to, len) = (s.remote_offset as usize, s.local_offset as usize, s.len as usize);
+        let from = s.remote_offset as usize;
+        let to = s.local_offset as usize;
+        let len = s.len as usize;
         expected[to..to + len].copy_from_slice(&source[from..from + len]);
     }
     let ranges = spans.iter().map(|s| s.remote_offset..s.remote_offset + s.len).collect();
@@ -113,7 +117,9 @@ async fn bytes_changed_after_the_lease_are_not_delivered() {
 
 pub(super) async fn check_changing_bytes(kind: TransportKind, bytes: usize) {
     let (reader, holder) = pair_over(TransportChoice::Only(kind), bytes).await;
-    let (mut whole_takes, mut delivered, mut refused) = (LONG, 0, 0);
+    let mut whole_takes = LONG;
+    let mut delivered = 0;
+    let mut refused = 0;
     for round in 0..60u32 {
         holder.fill(round.into());
         let leased = holder.bytes(bytes - 8..bytes);
@@ -169,19 +175,22 @@ pub(super) async fn check_lost_connections(kind: TransportKind) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bulk_batches_delay_an_urgent_batch_by_one_part_at_most() {
     // More bulk than may be in flight to one peer: what waits keeps no room from others.
-    let (urgent_bytes, bulk_bytes) = (4u64 << 20, config("x", 1).max_bytes_in_flight_per_peer + (8 << 20));
+    let urgent_bytes = 4u64 << 20;
+    let bulk_bytes = config("x", 1).max_bytes_in_flight_per_peer + (8 << 20);
     let part = config("x", 1).stripe_bytes;
     for kind in KINDS {
         let (writer, mut owner) = pair_over(TransportChoice::Only(kind), (urgent_bytes + bulk_bytes) as usize).await;
         let grant = owner.grant(1, &writer, vec![0..urgent_bytes + bulk_bytes]);
         let descriptor = owner.descriptor.clone();
         let bulk = |i: u64| {
-            let (at, options) = (urgent_bytes + i * part, BatchOptions::new(Instant::now() + LONG));
+            let at = urgent_bytes + i * part;
+            let options = BatchOptions::new(Instant::now() + LONG);
             let spans = vec![span(at, at, part)];
             let options = options.priority(Priority::Bulk).tag(0);
             writer.engine.write(writer.segment, &descriptor, grant, spans, options)
         };
-        let (mut told, mut most) = (0, 0);
+        let mut told = 0;
+        let mut most = 0;
         // Bulk that was all through before the urgent batch says nothing: a busy machine may stop
         // this task for as long as all of it takes.
         for _ in 0..50 {
@@ -201,7 +210,8 @@ async fn bulk_batches_delay_an_urgent_batch_by_one_part_at_most() {
                 // One part that was under way, and one that had arrived between the look at the
                 // arrivals and the call.
                 assert!(before <= 2, "{kind}: {before} parts of bulk batches went before the urgent one");
-                (told, most) = (told + 1, most.max(before));
+                told += 1;
+                most = most.max(before);
             }
             for _ in arrived + before..bulk.len() {
                 assert!(matches!(owner.arrival().await, Arrival::Batch { tag: 0, .. }), "each part of bulk arrives");

@@ -28,10 +28,12 @@ async fn batch_arrives_whole_and_is_reported_on_both_sides() {
 #[ignore = "needs IPv6 on loopback"]
 async fn batches_are_written_and_read_over_ipv6() {
     let config = |name| TransferConfig { listen: "[::1]:0".parse().unwrap(), ..config(name, 1) };
-    let (writer, owner) = (TestNode::bind(config("w"), 1 << 20).await, TestNode::bind(config("o"), 1 << 20).await);
+    let writer = TestNode::bind(config("w"), 1 << 20).await;
+    let owner = TestNode::bind(config("o"), 1 << 20).await;
     assert!(owner.descriptor.address(TransportKind::Tcp).unwrap().starts_with("[::1]:"));
     writer.fill(1);
-    let (grant, lease) = (owner.grant(1, &writer, vec![0..1 << 20]), owner.lease(2, &writer, vec![0..1 << 20]));
+    let grant = owner.grant(1, &writer, vec![0..1 << 20]);
+    let lease = owner.lease(2, &writer, vec![0..1 << 20]);
     writer.write(&owner.descriptor, grant, whole(1 << 20)).await.unwrap();
     assert!(owner.bytes(0..1 << 20) == writer.bytes(0..1 << 20));
     writer.fill(2);
@@ -52,7 +54,8 @@ async fn batch_without_spans_arrives_as_a_notification() {
 fn spans(region: u64) -> impl Strategy<Value = Vec<SpanPair>> {
     let pieces = prop::collection::vec((0u64..5_000, 1u64..90_000, any::<u64>()), 0..40);
     let placed = pieces.prop_map(move |pieces| {
-        let (mut at, mut spans) = (0, Vec::new());
+        let mut at = 0;
+        let mut spans = Vec::new();
         for (gap, len, local) in pieces {
             at += gap % 3 * gap;
             if at + len > region {
@@ -68,7 +71,8 @@ fn spans(region: u64) -> impl Strategy<Value = Vec<SpanPair>> {
 
 /// Writes each list and compares the owner's whole region with the naive model.
 pub(super) fn check_against_a_copy(writer: &TestNode, owner: TestNode, runtime: &tokio::runtime::Runtime, region: u64) {
-    let (next, owner) = (Cell::new(0), RefCell::new(owner));
+    let next = Cell::new(0);
+    let owner = RefCell::new(owner);
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
         cases: 24,
         failure_persistence: None,
@@ -81,7 +85,9 @@ pub(super) fn check_against_a_copy(writer: &TestNode, owner: TestNode, runtime: 
         let source = writer.bytes(0..region as usize);
         let mut expected = owner.bytes(0..region as usize);
         for s in &spans {
-            let (from, to, len) = (s.local_offset as usize, s.remote_offset as usize, s.len as usize);
+            let from = s.local_offset as usize;
+            let to = s.remote_offset as usize;
+            let len = s.len as usize;
             expected[to..to + len].copy_from_slice(&source[from..from + len]);
         }
         let ranges = spans.iter().map(|s| s.remote_offset..s.remote_offset + s.len).collect();
@@ -113,7 +119,8 @@ fn random_spans_equal_a_plain_copy_over_tcp() {
 fn random_spans_equal_a_plain_copy_over_the_fake_network() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let _inside = runtime.enter();
-    let (network, region) = (FakeNetwork::new(), 1 << 20);
+    let network = FakeNetwork::new();
+    let region = 1 << 20;
     let writer = TestNode::fake(&network, config("w", 1), region);
     let owner = TestNode::fake(&network, config("o", 1), region);
     check_against_a_copy(&writer, owner, &runtime, region as u64);
@@ -151,9 +158,11 @@ async fn concurrent_batches_of_many_spans_share_the_lanes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_are_kept_between_batches_and_closed_when_idle() {
     let quick = TransferConfig { idle_timeout: Duration::from_millis(150), ..config("w", 1) };
-    let (writer, owner) = (TestNode::bind(quick, 1 << 16).await, TestNode::bind(config("o", 1), 1 << 16).await);
+    let writer = TestNode::bind(quick, 1 << 16).await;
+    let owner = TestNode::bind(config("o", 1), 1 << 16).await;
     let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::None]).await;
-    let (remote, grant) = (proxy.via(&owner.descriptor), owner.grant(1, &writer, vec![0..1 << 16]));
+    let remote = proxy.via(&owner.descriptor);
+    let grant = owner.grant(1, &writer, vec![0..1 << 16]);
     for _ in 0..100 {
         writer.write(&remote, grant, whole(1 << 16)).await.unwrap();
     }
@@ -186,10 +195,12 @@ async fn large_batch_is_striped_over_lanes_and_completes_once() {
 async fn bytes_in_flight_to_a_peer_are_bounded() {
     let limit = 512 << 10;
     let small = TransferConfig { max_bytes_in_flight_per_peer: limit, progress_timeout: LONG, ..config("w", 1) };
-    let (writer, mut owner) = (TestNode::bind(small, 4 << 20).await, TestNode::bind(config("o", 1), 4 << 20).await);
+    let writer = TestNode::bind(small, 4 << 20).await;
+    let mut owner = TestNode::bind(config("o", 1), 4 << 20).await;
     // The welcome comes through, no acknowledgement does.
     let proxy = Proxy::before(&owner.descriptor, &owner.tasks, &[Fault::StallRepliesAfter(10)]).await;
-    let (remote, grant) = (proxy.via(&owner.descriptor), owner.grant(1, &writer, vec![0..4 << 20]));
+    let remote = proxy.via(&owner.descriptor);
+    let grant = owner.grant(1, &writer, vec![0..4 << 20]);
     let batches: Vec<_> = (0..4).map(|i| writer.write(&remote, grant, vec![span(i << 20, i << 20, 1 << 20)])).collect();
     tokio::time::sleep(Duration::from_millis(150)).await;
     let sent = proxy.sent_by_writer();
@@ -205,7 +216,8 @@ async fn bytes_in_flight_to_a_peer_are_bounded() {
 async fn full_arrival_queue_slows_writers_down_and_blocks_nothing_else() {
     let narrow = TransferConfig { arrival_queue: 2, ..config("o", 1) };
     let patient = TransferConfig { progress_timeout: LONG, ..config("w", 1) };
-    let (writer, mut owner) = (TestNode::bind(patient, 1 << 20).await, TestNode::bind(narrow, 1 << 20).await);
+    let writer = TestNode::bind(patient, 1 << 20).await;
+    let mut owner = TestNode::bind(narrow, 1 << 20).await;
     let grants: Vec<_> = (0..40).map(|i| owner.grant(i, &writer, vec![i * 4096..(i + 1) * 4096])).collect();
     let mut batches: Vec<_> =
         grants.iter().map(|&g| Box::pin(writer.write(&owner.descriptor, g, vec![span(0, g.0 * 4096, 4096)]))).collect();
@@ -229,7 +241,8 @@ async fn full_arrival_queue_slows_writers_down_and_blocks_nothing_else() {
 #[tokio::test]
 async fn batches_and_spans_under_way_are_bounded() {
     let small = TransferConfig { max_batches: 2, max_spans: 10, ..config("w", 1) };
-    let (writer, owner) = (TestNode::bind(small, 4096).await, TestNode::bind(config("o", 1), 4096).await);
+    let writer = TestNode::bind(small, 4096).await;
+    let owner = TestNode::bind(config("o", 1), 4096).await;
     let grant = owner.grant(1, &writer, vec![0..4096]);
     let spans = writer.write(&owner.descriptor, grant, vec![span(0, 0, 0); 11]).await.unwrap_err();
     assert_eq!(spans, TransferError::Overloaded { what: "spans under way", limit: 10 });

@@ -93,7 +93,9 @@ pub(super) async fn check_cancel(transport: TransportChoice, bytes: usize) {
     let patient = |name| TransferConfig { transport, progress_timeout: LONG, ..config(name, 1) };
     let writer = TestNode::bind(patient("w"), bytes).await;
     let mut owner = TestNode::bind(patient("o"), bytes).await;
-    let (mut complete, mut cancelled, mut whole_takes) = (0, 0, Duration::from_secs(1));
+    let mut complete = 0;
+    let mut cancelled = 0;
+    let mut whole_takes = Duration::from_secs(1);
     for round in 0..1000u32 {
         // If the machine is busy with something else, cancelling may come too late again and again.
         if round >= 100 && complete > 5 && cancelled > 5 {
@@ -166,7 +168,8 @@ async fn unshared_segment_is_read_over_tcp_and_others_stay_on_shm() {
     for (transport, carried_by) in UNSHARED {
         let (reader, owner) = pair_over(transport, 1 << 16).await;
         let (segment, unshared) = register_unshared(&owner);
-        let (writer, expires) = (Some(reader.identity.clone()), Instant::now() + LONG);
+        let writer = Some(reader.identity.clone());
+        let expires = Instant::now() + LONG;
         let spec = GrantSpec { id: GrantId(1), segment, ranges: vec![0..1 << 16], writer, expires };
         owner.engine.lease(spec).unwrap();
         let grant = owner.grant(2, &reader, vec![0..1 << 16]);

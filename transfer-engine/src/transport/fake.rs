@@ -76,7 +76,8 @@ impl FakeNetwork {
             let reason = "it is not on the network".into();
             return Err(TransferError::PeerUnreachable { address: node.to_string(), node, reason });
         };
-        let (expected, found) = (job.target.generation, host.config.generation);
+        let expected = job.target.generation;
+        let found = host.config.generation;
         match expected == found {
             true => Ok(host),
             false => Err(TransferError::StaleGeneration { node, expected, found }),

@@ -87,7 +87,9 @@ pub async fn idle_peers(transport: TransportChoice, peers: u64, idle: Duration) 
     let mut hub = Peer::start_with("hub", transport, BYTES, &settings).await;
     hub.grant(GRANT.0, ("-", 0), 0..BYTES, LONG).await;
     let target = hub.descriptor().await;
-    let (mut processes, mut crowd, mut quiet) = (Vec::new(), Vec::new(), Vec::new());
+    let mut processes = Vec::new();
+    let mut crowd = Vec::new();
+    let mut quiet = Vec::new();
     for index in 0..PROCESSES {
         let mut process = Peer::start_with(&format!("p{index}"), transport, BYTES, &settings).await;
         process.aim(&target).await;

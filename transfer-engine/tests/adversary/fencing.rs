@@ -92,7 +92,8 @@ impl Victim {
 
     /// One batch, its writer stopped, its grant ended. `None`: the batch was over before.
     async fn stop(&mut self) -> Option<Stop> {
-        let (before, tag) = (self.next(), self.next());
+        let before = self.next();
+        let tag = self.next();
         self.reuse(before);
         let grant = (self.grants)(tag);
         let span = SpanPair { local_offset: 0, remote_offset: self.start, len: self.scale.batch_bytes };
@@ -119,7 +120,8 @@ impl Victim {
     }
 
     fn landed(&self, tag: u64) -> u64 {
-        let (found, full) = (self.memory.bytes(self.range()), pattern(tag, self.range()));
+        let found = self.memory.bytes(self.range());
+        let full = pattern(tag, self.range());
         let words = found.chunks_exact(8).zip(full.chunks_exact(8));
         8 * words.filter(|(found, full)| found == full).count() as u64
     }
@@ -169,7 +171,8 @@ struct Others {
 /// Writes, batch after batch, until it is told to end.
 async fn left_alone(mut owner: Node, mut peer: Peer, range: Range<u64>, end: Arc<AtomicBool>) -> (Node, Others) {
     let mut others = Others::default();
-    let (start, len) = (range.start, range.end - range.start);
+    let start = range.start;
+    let len = range.end - range.start;
     let grant = owner.grant(OTHER_TAGS, "other", range.clone());
     while !end.load(Relaxed) {
         let tag = OTHER_TAGS + others.batches;
@@ -192,11 +195,13 @@ async fn left_alone(mut owner: Node, mut peer: Peer, range: Range<u64>, end: Arc
 }
 
 async fn victim(owner: &Node, transport: TransportChoice, scale: Scale, index: u64, random: Random) -> Victim {
-    let (name, start) = (format!("w{index}"), index * scale.batch_bytes);
+    let name = format!("w{index}");
+    let start = index * scale.batch_bytes;
     let mut peer = Peer::start(&name, transport, scale.batch_bytes).await;
     peer.aim(&owner.descriptor).await;
     let granter = owner.granter(&name, start..start + scale.batch_bytes);
-    let (engine, memory) = (owner.engine.clone(), owner.memory.clone());
+    let engine = owner.engine.clone();
+    let memory = owner.memory.clone();
     // Tags and grants of a writer begin where those of the one before cannot come.
     Victim { scale, owner: engine, memory, grants: Box::new(granter), peer, random, start, next: (index + 1) << 16 }
 }
@@ -224,7 +229,8 @@ pub async fn fencing(transport: TransportChoice, scale: Scale) {
 
 fn report(transport: TransportChoice, scale: Scale, stops: &[Stop], others: &Others) {
     let slowest = stops.iter().map(|stop| stop.revoked_in).max().unwrap();
-    let (least, most) = (stops.iter().map(|stop| stop.landed).min(), stops.iter().map(|stop| stop.landed).max());
+    let least = stops.iter().map(|stop| stop.landed).min();
+    let most = stops.iter().map(|stop| stop.landed).max();
     println!(
         "fencing over {transport}: {} writers stopped in mid-batch, with {} to {} KiB of {} landed; slowest revoke {slowest:.1?}; another writer's {} batches \
          of {} KiB took at most {:.1?}",

@@ -44,7 +44,9 @@ pub fn raise_file_limit() {
 
 /// Connections, of which each says `greeting(its number)`. Those that are not refused at once stay.
 async fn crowd_in(victim: &mut Peer, owner: &SegmentDescriptor, greeting: impl Fn(u64) -> Vec<u8>) -> Vec<Raw> {
-    let (mut kept, mut refused, before) = (Vec::new(), 0, victim.usage().await.files);
+    let mut kept = Vec::new();
+    let mut refused = 0;
+    let before = victim.usage().await.files;
     for first in (0..CONNECTIONS).step_by(AT_A_TIME as usize) {
         let mut wave = Vec::new();
         for connection in first..first + AT_A_TIME {
@@ -83,7 +85,8 @@ pub async fn silent_connections(transport: TransportChoice) {
     scene
         .endures("silent connections", async |victim, descriptor| {
             let kept = crowd_in(victim, descriptor, |_| Vec::new()).await;
-            let (begun, limit) = (Instant::now(), Duration::from_millis(CONNECT_MS + 500));
+            let begun = Instant::now();
+            let limit = Duration::from_millis(CONNECT_MS + 500);
             for mut raw in kept {
                 let end = raw.reply_within(limit.saturating_sub(begun.elapsed()) + Duration::from_millis(1)).await;
                 // One that the victim had not come to yet may still be told that it is one too
@@ -127,7 +130,8 @@ pub async fn half_heads(transport: TransportChoice) {
             for raw in &mut raws {
                 raw.send(&[2, 0, 0, 0]).await;
             }
-            let (begun, limit) = (Instant::now(), Duration::from_millis(2 * PROGRESS_MS + 500));
+            let begun = Instant::now();
+            let limit = Duration::from_millis(2 * PROGRESS_MS + 500);
             for raw in &mut raws {
                 let end = raw.reply_within(limit.saturating_sub(begun.elapsed()) + Duration::from_millis(1)).await;
                 assert_eq!(end, Some(Reply::Closed), "a head that does not go on");

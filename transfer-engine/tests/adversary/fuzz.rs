@@ -45,7 +45,9 @@ fn mostly(random: &mut Random, right: u64) -> u64 {
 
 fn greeting(random: &mut Random) -> Vec<u8> {
     let version = mostly(random, u64::from(VERSION)) as u16;
-    let (connection, generation, target) = (random.draw(), mostly(random, 1), mostly(random, 1));
+    let connection = random.draw();
+    let generation = mostly(random, 1);
+    let target = mostly(random, 1);
     let name = if random.once_in(8) { "" } else { "fuzzer" };
     hello(version, connection, (name, generation), ("victim", target), 1)
 }
@@ -62,8 +64,11 @@ fn spans(random: &mut Random) -> Vec<(u64, u32)> {
 
 /// One part of a batch: heads, payloads and the trailer.
 fn part(random: &mut Random) -> Vec<u8> {
-    let (batch, grant, segment) = (random.within(0..1000), mostly(random, GRANT), mostly(random, 0) as u32);
-    let (mut out, mut bytes) = (Vec::new(), 0);
+    let batch = random.within(0..1000);
+    let grant = mostly(random, GRANT);
+    let segment = mostly(random, 0) as u32;
+    let mut out = Vec::new();
+    let mut bytes = 0;
     for _ in 0..random.within(0..3) {
         let spans = spans(random);
         let payload = spans.iter().map(|(_, len)| u64::from(*len)).sum::<u64>();
@@ -77,7 +82,8 @@ fn part(random: &mut Random) -> Vec<u8> {
 }
 
 fn other_frame(random: &mut Random) -> Vec<u8> {
-    let (first, second) = (number(random).to_be_bytes(), number(random).to_be_bytes());
+    let first = number(random).to_be_bytes();
+    let second = number(random).to_be_bytes();
     match random.within(0..3) {
         0 => frame(kind::CANCEL, &[first, second].concat()),
         1 => frame(kind::FENCE, &first),
@@ -186,8 +192,10 @@ pub async fn mutated_transcripts(transport: TransportChoice) {
     let mut victim = Peer::start_with("victim", transport, SEGMENT_BYTES, &settings).await;
     victim.fill(UNTOUCHED, 0..SEGMENT_BYTES).await;
     victim.grant(GRANT, ("fuzzer", 1), GRANTED, 10 * LONG).await;
-    let (descriptor, before) = (victim.descriptor().await, victim.usage().await);
-    let (until, mut tasks) = (Instant::now() + Duration::from_secs(seconds), JoinSet::new());
+    let descriptor = victim.descriptor().await;
+    let before = victim.usage().await;
+    let until = Instant::now() + Duration::from_secs(seconds);
+    let mut tasks = JoinSet::new();
     for _ in 0..TASKS {
         tasks.spawn(play_many(descriptor.clone(), random.fork(), until));
     }

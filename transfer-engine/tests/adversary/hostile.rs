@@ -149,7 +149,8 @@ fn steadily(mut good: Peer, done: u64, end: Arc<AtomicBool>) -> JoinHandle<(Peer
     tokio::spawn(async move {
         let mut meanwhile = Meanwhile { batches: 0, time: Duration::ZERO, slowest: Duration::ZERO };
         while !end.load(Relaxed) || meanwhile.batches == 0 {
-            let (tag, begun) = (done + meanwhile.batches + 1, Instant::now());
+            let tag = done + meanwhile.batches + 1;
+            let begun = Instant::now();
             good.write(tag, GrantId(grant::GOOD), &[SpanPair { local_offset: 0, remote_offset: 0, len: MIB }]).await;
             let outcome = good.outcome().await;
             assert!(outcome.is_ok(), "the well-behaved peer: {outcome:?}");
@@ -201,7 +202,9 @@ pub async fn lies_about_grants(transport: TransportChoice) {
     let way = via(&scene.descriptor);
     let mut raw = scene.hostile(1).await;
     let files = (way == SHM).then(|| pass_memory(&raw));
-    let (start, end, id) = (GRANTED.start, GRANTED.end, grant::HOSTILE);
+    let start = GRANTED.start;
+    let end = GRANTED.end;
+    let id = grant::HOSTILE;
     let lies: &[Lie] = &[
         ("before the grant", id, 0, &[(start - 1, 2)], refused::OUT_OF_RANGE),
         ("past the grant", id, 0, &[(end - 1, 2)], refused::OUT_OF_RANGE),
@@ -280,7 +283,8 @@ pub async fn lies_in_the_handshake(transport: TransportChoice) {
 pub async fn broken_frames(transport: TransportChoice) {
     let mut scene = Scene::set(transport).await;
     let way = via(&scene.descriptor);
-    let (start, id) = (GRANTED.start, grant::HOSTILE);
+    let start = GRANTED.start;
+    let id = grant::HOSTILE;
     let many = vec![(start, 1); 257];
     let mut longest = data(1, id, 0, &[(start, 1)]);
     longest[4..8].copy_from_slice(&u32::MAX.to_be_bytes());
@@ -301,7 +305,8 @@ pub async fn broken_frames(transport: TransportChoice) {
         ("unknown flags", vec![kind::DATA, 2, 0, 0, 0, 0, 0, 0], "unknown flags"),
         ("text", b"GET / HTTP/1.1\r\n\r\n".to_vec(), "unknown flags"),
     ];
-    let (data, copy) = (data(1, id, 0, &[(start, 1)]), copy(1, id, 0, &[(start, 1, 0)]));
+    let data = data(1, id, 0, &[(start, 1)]);
+    let copy = copy(1, id, 0, &[(start, 1, 0)]);
     if way == SHM {
         broken.extend([
             ("payload on a connection over shm", data, "no place"),
@@ -429,7 +434,8 @@ pub async fn broken_memory(transport: TransportChoice) {
     let mut scene = Scene::set(transport).await;
     let sealed = MemoryRegion::allocate_shared(4096).unwrap();
     let plain = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
-    let (sealed, plain) = (sealed.shared_file().unwrap(), plain.as_fd());
+    let sealed = sealed.shared_file().unwrap();
+    let plain = plain.as_fd();
     let slots = |bytes: u64| frame(kind::SLOTS, &bytes.to_be_bytes());
     let broken = [
         ("slots longer than their file", slots(8192), sealed),

@@ -43,7 +43,8 @@ pub struct Node {
 
 impl Node {
     pub async fn start(config: TransferConfig, bytes: usize) -> Self {
-        let (tasks, memory) = (TaskSet::new(), Memory(Arc::new(MemoryRegion::allocate_shared(bytes).unwrap())));
+        let tasks = TaskSet::new();
+        let memory = Memory(Arc::new(MemoryRegion::allocate_shared(bytes).unwrap()));
         let (engine, arrivals) = TransferEngine::bind(config, &tasks).await.unwrap();
         let (segment, descriptor) = engine.register(Arc::clone(&memory.0)).unwrap();
         Self { engine, arrivals, memory, segment, descriptor, tasks }
@@ -56,10 +57,13 @@ impl Node {
 
     /// Gives that right under one id after the other.
     pub fn granter(&self, writer: &str, range: Range<u64>) -> impl Fn(u64) -> GrantId + Send + Sync + use<> {
-        let (engine, segment) = (self.engine.clone(), self.segment);
+        let engine = self.engine.clone();
+        let segment = self.segment;
         let writer = Some((NodeId::new(writer).unwrap(), Generation(1)));
         move |id| {
-            let (id, ranges, expires) = (GrantId(id), vec![range.clone()], Instant::now() + GRANT_LIFE);
+            let id = GrantId(id);
+            let ranges = vec![range.clone()];
+            let expires = Instant::now() + GRANT_LIFE;
             engine.grant(GrantSpec { id, segment, ranges, writer: writer.clone(), expires }).unwrap();
             id
         }
@@ -67,7 +71,9 @@ impl Node {
 
     /// Gives any peer the right to write the first bytes.
     pub fn grant_to_all(&self, id: GrantId, bytes: u64) {
-        let (segment, ranges, expires) = (self.segment, vec![0..bytes], Instant::now() + GRANT_LIFE);
+        let segment = self.segment;
+        let ranges = vec![0..bytes];
+        let expires = Instant::now() + GRANT_LIFE;
         self.engine.grant(GrantSpec { id, segment, ranges, writer: None, expires }).unwrap();
     }
 

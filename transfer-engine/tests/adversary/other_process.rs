@@ -55,11 +55,13 @@ async fn serve(name: &str, mut commands: Lines<BufReader<OwnedReadHalf>>, contro
     let telemetry = Telemetry::install(&[METRICS]).unwrap();
     let first = commands.next_line().await.unwrap().unwrap();
     let mut words = first.split(' ');
-    let (transport, bytes) = (words.next().unwrap().parse().unwrap(), words.next().unwrap().parse().unwrap());
+    let transport = words.next().unwrap().parse().unwrap();
+    let bytes = words.next().unwrap().parse().unwrap();
     let mut settings = config(name, transport);
     words.for_each(|word| set(&mut settings, word));
     let mut node = Node::start(settings.clone(), bytes).await;
-    let (arrived, arrivals) = (Arrived::default(), std::mem::replace(&mut node.arrivals, ArrivalReceiver::empty()));
+    let arrived = Arrived::default();
+    let arrivals = std::mem::replace(&mut node.arrivals, ArrivalReceiver::empty());
     tokio::task::spawn_local(count(arrivals, Arc::clone(&arrived)));
     let (lines, outgoing) = mpsc::channel(1024);
     tokio::task::spawn_local(send(outgoing, control));
@@ -141,7 +143,8 @@ impl OtherProcess {
     fn disconnect_at_random(&self, arguments: &str) {
         let mut words = arguments.split(' ');
         let mut random = Random::new(number(&mut words));
-        let (pause_us, engine) = (1000 * number(&mut words)..1000 * number(&mut words), self.node.engine.clone());
+        let pause_us = 1000 * number(&mut words)..1000 * number(&mut words);
+        let engine = self.node.engine.clone();
         let disconnects = Arc::clone(&self.disconnects);
         tokio::task::spawn_local(async move {
             loop {
@@ -165,12 +168,14 @@ impl OtherProcess {
 
     fn write(&self, arguments: &str) {
         let mut words = arguments.split(' ');
-        let (tag, grant) = (number(&mut words), GrantId(number(&mut words)));
+        let tag = number(&mut words);
+        let grant = GrantId(number(&mut words));
         let spans: Vec<SpanPair> = words.map(parse_span).collect();
         for span in &spans {
             self.node.memory.fill(span.local_offset, span.len, tag, span.remote_offset);
         }
-        let (lines, options) = (self.lines.clone(), BatchOptions::new(Instant::now() + LONG).tag(tag));
+        let lines = self.lines.clone();
+        let options = BatchOptions::new(Instant::now() + LONG).tag(tag);
         let batch = self.node.engine.write(self.node.segment, self.target.as_ref().unwrap(), grant, spans, options);
         tokio::task::spawn_local(async move {
             // The test may be over.
@@ -180,7 +185,8 @@ impl OtherProcess {
 
     fn grant(&self, arguments: &str) -> &'static str {
         let mut words = arguments.split(' ');
-        let (id, node) = (GrantId(number(&mut words)), words.next().unwrap());
+        let id = GrantId(number(&mut words));
+        let node = words.next().unwrap();
         let generation = Generation(number(&mut words));
         let writer = (node != "-").then(|| (NodeId::new(node).unwrap(), generation));
         let ranges = vec![number(&mut words)..number(&mut words)];
@@ -197,14 +203,18 @@ impl OtherProcess {
 
     fn fill(&self, arguments: &str) -> &'static str {
         let mut words = arguments.split(' ');
-        let (tag, start, end) = (number(&mut words), number(&mut words), number(&mut words));
+        let tag = number(&mut words);
+        let start = number(&mut words);
+        let end = number(&mut words);
         self.node.memory.fill(start, end - start, tag, start);
         "filled"
     }
 
     fn holds(&self, arguments: &str) -> bool {
         let mut words = arguments.split(' ');
-        let (tag, start, end) = (number(&mut words), number(&mut words), number(&mut words));
+        let tag = number(&mut words);
+        let start = number(&mut words);
+        let end = number(&mut words);
         self.node.memory.bytes(start..end) == pattern(tag, start..end)
     }
 }

@@ -18,7 +18,8 @@ fn word(tag: u64, index: u64) -> [u8; 8] {
 /// Writes pattern `tag` as it stands at `offset` of the destination, so that bytes of another batch
 /// or from another place show.
 pub fn fill(bytes: &mut [u8], tag: u64, offset: u64) {
-    let (mut at, mut rest) = (offset, bytes);
+    let mut at = offset;
+    let mut rest = bytes;
     while !rest.is_empty() {
         let skip = (at % 8) as usize;
         let (piece, after) = rest.split_at_mut(rest.len().min(8 - skip));

@@ -38,7 +38,8 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let target = owner.address(TransportKind::Tcp).unwrap().to_owned();
-        let (tasks, killing) = (TaskSet::new(), random.fork());
+        let tasks = TaskSet::new();
+        let killing = random.fork();
         let (live, next, kills) = Default::default();
         let shared = Arc::new(Shared { random: Mutex::new(random), live, next, kills });
         tasks.spawn_request(
@@ -85,7 +86,8 @@ fn until_cancelled<T: Future<Output = ()> + Send>(
 async fn accept(listener: TcpListener, target: String, shared: Arc<Shared>, tasks: TaskSet) {
     loop {
         let (writer, _) = listener.accept().await.unwrap();
-        let (target, shared) = (target.clone(), Arc::clone(&shared));
+        let target = target.clone();
+        let shared = Arc::clone(&shared);
         tasks.spawn_request("proxied connection", until_cancelled(&tasks, forward(writer, target, shared)));
     }
 }
@@ -127,7 +129,8 @@ async fn forward(mut writer: TcpStream, target: String, shared: Arc<Shared>) {
     for stream in [&writer, &owner] {
         stream.set_nodelay(true).unwrap();
     }
-    let (killed, id) = (CancellationToken::new(), shared.next.fetch_add(1, Relaxed));
+    let killed = CancellationToken::new();
+    let id = shared.next.fetch_add(1, Relaxed);
     shared.live.lock().unwrap().insert(id, killed.clone());
     let (forth, back, death) = fate(&mut shared.random.lock().unwrap());
     let ((from_writer, to_writer), (from_owner, to_owner)) = (writer.split(), owner.split());
@@ -163,7 +166,8 @@ async fn limbo(writer: TcpStream, mut owner: TcpStream, time: Duration) {
 
 /// True: stopped by the limit; false: one side has closed.
 async fn copy(mut from: impl AsyncReadExt + Unpin, mut to: impl AsyncWriteExt + Unpin, limit: u64) -> bool {
-    let (mut left, mut buffer) = (limit as usize, vec![0; 64 << 10]);
+    let mut left = limit as usize;
+    let mut buffer = vec![0; 64 << 10];
     while left > 0 {
         let most = buffer.len().min(left);
         let Ok(bytes @ 1..) = from.read(&mut buffer[..most]).await else { return false };

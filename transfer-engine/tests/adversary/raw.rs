@@ -188,7 +188,8 @@ impl Raw {
         let mut control = [0u64; 4];
         // SAFETY: a msghdr of zeros is a valid one with no name, no data and no control message.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        (message.msg_iov, message.msg_iovlen) = (&raw mut piece, 1);
+        message.msg_iov = &raw mut piece;
+        message.msg_iovlen = 1;
         message.msg_control = control.as_mut_ptr().cast();
         // SAFETY: only computes lengths.
         message.msg_controllen = unsafe { libc::CMSG_SPACE(4) } as _;

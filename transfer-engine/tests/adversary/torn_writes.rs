@@ -68,7 +68,8 @@ impl Slot {
     fn verify(&mut self, owner: &Node) {
         assert!(!self.arrived, "batch {} arrived twice", self.tag);
         self.arrived = true;
-        let (after, now) = (self.after(), self.now(owner));
+        let after = self.after();
+        let now = self.now(owner);
         if let Some(at) = after.iter().zip(&now).position(|(expected, found)| expected != found) {
             let of = self
                 .spans
@@ -80,7 +81,8 @@ impl Slot {
 
     /// After a failure and a fence: each byte is as before or as it was to be.
     fn settle(&mut self, owner: &Node) {
-        let (after, now) = (self.after(), self.now(owner));
+        let after = self.after();
+        let now = self.now(owner);
         let allowed =
             self.before.iter().zip(&after).zip(&now).all(|((old, new), now)| now == new || now == old && !self.arrived);
         assert!(allowed, "batch {} failed and left bytes that are neither its own nor the earlier ones", self.tag);
@@ -91,7 +93,8 @@ impl Slot {
 /// Random spans of a slot: apart on the remote side, in any order and with gaps on the local one.
 fn plan(random: &mut Random, slot: u64, scale: Scale) -> Vec<SpanPair> {
     let max_bits = 1 + u64::from(scale.slot_bytes.ilog2());
-    let (count, max_bits) = (random.within(0..MAX_SPANS + 1), random.within(1..max_bits));
+    let count = random.within(0..MAX_SPANS + 1);
+    let max_bits = random.within(1..max_bits);
     let mut lengths = Vec::new();
     let mut at = random.within(0..scale.slot_bytes / 64);
     for _ in 0..count {
@@ -143,9 +146,11 @@ impl Run {
             bytes: 0,
         };
         for slot in 0..SLOTS {
-            let (start, bytes) = (slot * scale.slot_bytes, scale.slot_bytes);
+            let start = slot * scale.slot_bytes;
+            let bytes = scale.slot_bytes;
             let before = run.owner.memory.bytes(start..start + bytes);
-            let (grant, spans) = (GrantId(0), Vec::new());
+            let grant = GrantId(0);
+            let spans = Vec::new();
             run.slots.push(Slot { start, bytes, grant, tag: 0, spans, arrived: false, before });
             run.grant(slot as usize);
             run.start_batch(slot as usize).await;
@@ -162,7 +167,9 @@ impl Run {
     async fn start_batch(&mut self, slot: usize) {
         let spans = plan(&mut self.random, slot as u64, self.scale);
         let state = &mut self.slots[slot];
-        (state.tag, state.spans, state.arrived) = (self.next, spans, false);
+        state.tag = self.next;
+        state.spans = spans;
+        state.arrived = false;
         self.next += 1;
         self.writer.write(state.tag, state.grant, &state.spans).await;
     }
@@ -188,7 +195,8 @@ impl Run {
         if outcome.is_ok() {
             self.take_arrivals();
             assert!(self.slots[slot].arrived, "batch {} is complete, but its owner has not heard of it", outcome.tag);
-            let (after, now) = (self.slots[slot].after(), self.slots[slot].now(&self.owner));
+            let after = self.slots[slot].after();
+            let now = self.slots[slot].now(&self.owner);
             assert!(after == now, "batch {} changed after it was complete", outcome.tag);
             self.slots[slot].before = after;
         } else {
@@ -212,7 +220,10 @@ impl Run {
 
     async fn report(&mut self, transport: TransportChoice, kills: u64, time: Duration) {
         let retries = self.writer.retries().await;
-        let (complete, failed, failure, mib) = (self.complete, self.failed, &self.failure, self.bytes >> 20);
+        let complete = self.complete;
+        let failed = self.failed;
+        let failure = &self.failure;
+        let mib = self.bytes >> 20;
         println!(
             "torn writes over {transport}: {complete} batches complete, {mib} MiB, {failed} failed ({failure}), connections killed {kills} times, {retries} parts sent \
              again, {time:.1?}"

@@ -200,7 +200,8 @@ impl Conversation {
         let summary = item
             .summary
             .map(|summary| text(&format!("{path}.summary"), TextOr::Parts(summary), &[PartKind::Summary], "\n"));
-        let (content, summary) = (content.transpose()?, summary.transpose()?);
+        let content = content.transpose()?;
+        let summary = summary.transpose()?;
         let thought = content.filter(|content| !content.is_empty()).or(summary).unwrap_or_default();
         let turn = self.turn(|turn| turn.content.is_empty() && turn.tool_calls.is_empty());
         turn.reasoning.push_str(&thought);

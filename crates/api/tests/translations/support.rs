@@ -98,7 +98,8 @@ pub fn said(sample: u32, text: &str, logprob: Option<f32>) -> v1::GenerateRespon
 /// Reasoning, a text, and two calls.
 pub fn thought_said_and_called() -> Vec<v1::GenerateResponse> {
     let piece = |reasoning: &str, text: &str, tool_calls: Vec<v1::ToolCallDelta>| {
-        let (reasoning, text) = (reasoning.into(), text.into());
+        let reasoning = reasoning.into();
+        let text = text.into();
         delta(0, v1::Delta { reasoning, text, tool_calls, token_ids: vec![7], ..Default::default() })
     };
     vec![

@@ -188,7 +188,8 @@ fn join(thread: std::thread::ScopedJoinHandle<'_, Result<Lookups, BenchError>>) 
 /// Looks up prompts of families that are whole, drawn by chance.
 fn ask(index: &Shared, families: u64, oldest: &AtomicU64, time: Duration, seed: u64) -> Lookups {
     let mut random = Random::new(seed);
-    let (mut times, mut prompt) = (Vec::with_capacity(1 << 24), Vec::with_capacity(BLOCKS as usize));
+    let mut times = Vec::with_capacity(1 << 24);
+    let mut prompt = Vec::with_capacity(BLOCKS as usize);
     let begin = baton_runtime::now();
     while begin.elapsed() < time && times.len() < times.capacity() {
         // Not the oldest tenth: the writer may remove it before it is asked for.

@@ -82,7 +82,8 @@ fn compare<I: Index>(workload: &Workload, names: &I::Names, index: &I) -> Result
         let depths = index.depths(index.lookup(&mut I::prompt(names, &prompt.blocks)));
         if depths != prompt.depths {
             let differs = depths.iter().zip(&prompt.depths).find(|(found, held)| found != held);
-            let (found, held) = (depths.len(), prompt.depths.len());
+            let found = depths.len();
+            let held = prompt.depths.len();
             let problem = format!(
                 "lookup {n}: {found} nodes found and {held} hold some of it; first difference (node, blocks): {differs:?}"
             );

@@ -96,7 +96,10 @@ impl Workload {
         let mut blocks = Blocks::new(prompts);
         let mut caches: Vec<_> = (0..nodes).map(|_| Cache::default()).collect();
         let mut random = Random::new(seed);
-        let (mut batches, mut copies, mut stored, mut removed) = (Vec::new(), Vec::new(), 0, 0);
+        let mut batches = Vec::new();
+        let mut copies = Vec::new();
+        let mut stored = 0;
+        let mut removed = 0;
         let enough = (f64::from(nodes) * f64::from(capacity) * FILLS) as usize;
         while stored < enough {
             blocks.start_replication();

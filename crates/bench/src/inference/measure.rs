@@ -35,7 +35,8 @@ impl<'a> Bench<'a> {
 
     /// Tokens per second of a prompt of `tokens` tokens.
     pub fn prefill(&mut self, tokens: usize) -> Result<f64, EngineError> {
-        let (prompt, table) = (self.prompt(1, tokens), self.table(0, tokens));
+        let prompt = self.prompt(1, tokens);
+        let table = self.table(0, tokens);
         self.compute(&prompt[..CHUNK.min(tokens)], &table)?; // warms buffers and pages
         let mut seconds = Vec::new();
         for _ in 0..self.rounds {

@@ -98,12 +98,14 @@ impl Clients {
             tbt_ms: options.tbt_slo.map(|slo| slo.as_secs_f64() * 1e3),
         };
         let one = |(index, request): (usize, &'_ TraceRequest)| {
-            let (client, request) = (self.client(index), request.clone());
+            let client = self.client(index);
+            let request = request.clone();
             let record = RequestRecord::arriving(&request, options.speed);
             ask(index, client, request, slo, start, record)
         };
         let mut under_way: FuturesUnordered<_> = trace.requests.iter().enumerate().map(one).collect();
-        let (mut ended, mut progress) = (Vec::new(), baton_runtime::interval(PROGRESS_EVERY));
+        let mut ended = Vec::new();
+        let mut progress = baton_runtime::interval(PROGRESS_EVERY);
         loop {
             tokio::select! {
                 next = under_way.next() => match next {
@@ -111,7 +113,8 @@ impl Clients {
                     None => break,
                 },
                 _ = progress.tick() => {
-                    let (seconds, all) = (start.elapsed().as_secs(), trace.requests.len());
+                    let seconds = start.elapsed().as_secs();
+                    let all = trace.requests.len();
                     eprintln!("baton: replay: {seconds} s, {} of {all} requests have ended", ended.len());
                 }
             }
@@ -213,7 +216,8 @@ impl Heard {
         record.computed_tokens = record.prompt_tokens.saturating_sub(record.local_tokens);
         // "prefill-3" is node 3.
         let number = |name: &str| name.rsplit('-').next().and_then(|number| number.parse().ok());
-        (record.prefill, record.decode) = (number(&finished.prefill_node), number(&finished.decode_node));
+        record.prefill = number(&finished.prefill_node);
+        record.decode = number(&finished.decode_node);
     }
 
     /// The times of a request that has ended well; why it has not, otherwise.

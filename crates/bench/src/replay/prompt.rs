@@ -31,7 +31,8 @@ mod tests {
 
     #[test]
     fn equal_hash_ids_give_equal_prompt_blocks() {
-        let (one, other) = (prompt(&request(1100, &[7, 8, 9])), prompt(&request(1000, &[7, 10])));
+        let one = prompt(&request(1100, &[7, 8, 9]));
+        let other = prompt(&request(1000, &[7, 10]));
         assert_eq!((one.len(), other.len()), (1100, 1000));
         assert_eq!(one[..512], other[..512]);
         assert_ne!(one[512..1000], other[512..]);

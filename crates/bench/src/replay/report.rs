@@ -63,7 +63,8 @@ impl Report {
         let value = serde_json::to_value(self)?;
         let mut lines = vec![format!("{:<22}{:>12}{:>12}{:>9}", "", "live", "simulated", "ratio")];
         for name in SHOWN {
-            let (live, simulated) = (figure(&value["live"][name]), figure(&value["simulated"][name]));
+            let live = figure(&value["live"][name]);
+            let simulated = figure(&value["simulated"][name]);
             let ratio = ratio(&value, name).map_or_else(String::new, |ratio| format!("{ratio:.3}"));
             lines.push(format!("{name:<22}{live:>12}{simulated:>12}{ratio:>9}").trim_end().to_owned());
         }
@@ -74,7 +75,8 @@ impl Report {
 }
 
 fn ratio(report: &Value, name: &str) -> Option<f64> {
-    let (live, simulated) = (report["live"][name].as_f64()?, report["simulated"][name].as_f64()?);
+    let live = report["live"][name].as_f64()?;
+    let simulated = report["simulated"][name].as_f64()?;
     (simulated != 0.0).then(|| live / simulated)
 }
 

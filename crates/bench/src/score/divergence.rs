@@ -36,7 +36,8 @@ pub fn compare(
     windows: &Windows,
     progress: &mut dyn FnMut(f64),
 ) -> Result<(Likelihood, Divergence), EngineError> {
-    let (mut found, mut expected) = (Likelihood::default(), Likelihood::default());
+    let mut found = Likelihood::default();
+    let mut expected = Likelihood::default();
     let mut sums = Sums::default();
     for window in windows.iter() {
         let mut rows = Vec::new();
@@ -112,9 +113,11 @@ fn best(logits: &[f32]) -> TokenId {
 
 /// KL divergence of the softmax of `found` from that of `expected`, nats.
 fn kl(expected: &[f32], found: &[f32]) -> f64 {
-    let (expected_norm, found_norm) = (log_sum_exp(expected), log_sum_exp(found));
+    let expected_norm = log_sum_exp(expected);
+    let found_norm = log_sum_exp(found);
     let term = |(&p, &q): (&f32, &f32)| {
-        let (p, q) = (f64::from(p) - expected_norm, f64::from(q) - found_norm);
+        let p = f64::from(p) - expected_norm;
+        let q = f64::from(q) - found_norm;
         p.exp() * (p - q)
     };
     expected.iter().zip(found).map(term).sum()

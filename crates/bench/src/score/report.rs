@@ -49,7 +49,8 @@ impl Report {
         divergence: Option<Divergence>,
         took: Duration,
     ) -> Self {
-        let (model, options) = (engine.model(), args.options());
+        let model = engine.model();
+        let options = args.options();
         Self {
             tokens: found.tokens,
             nll: found.nll(),

@@ -87,7 +87,8 @@ fn of_trace(trace: Trace, args: &ServeArgs) -> Vec<Arrival> {
 fn drawn(rate: f64, args: &ServeArgs) -> Vec<Arrival> {
     let most = args.requests.or(args.duration.is_none().then_some(DEFAULT_REQUESTS));
     let most = most.map_or(MAX_REQUESTS + 1, |n| n as usize);
-    let (mut random, mut due_s) = (Random::new(args.seed), 0.0);
+    let mut random = Random::new(args.seed);
+    let mut due_s = 0.0;
     let mut next = || {
         due_s += random.exponential(1.0 / rate);
         let chars = args.prompt_chars.pick(random.unit());
@@ -123,7 +124,8 @@ mod tests {
     #[test]
     fn arrivals_of_a_seed_repeat_and_a_longer_run_extends_them() {
         let line = "--rate 5 --prompt-chars 30,600 --prefixes 3 --shared-prefix-chars 40";
-        let (short, long) = (of(&format!("{line} --requests 20")), of(&format!("{line} --requests 200")));
+        let short = of(&format!("{line} --requests 20"));
+        let long = of(&format!("{line} --requests 200"));
         assert_eq!(short[..], long[..20]);
         assert_ne!(short, of(&format!("{line} --requests 20 --seed 2")));
         assert!(long.windows(2).all(|pair| pair[0].due <= pair[1].due));
@@ -168,7 +170,8 @@ mod tests {
     #[test]
     fn max_tokens_mix_changes_no_other_draw_of_arrivals() {
         let line = "--rate 5 --requests 400 --prompt-chars 30,600 --prefixes 3 --shared-prefix-chars 40";
-        let (one, mixed) = (of(&format!("{line} --max-tokens 16")), of(&format!("{line} --max-tokens 16:3,256")));
+        let one = of(&format!("{line} --max-tokens 16"));
+        let mixed = of(&format!("{line} --max-tokens 16:3,256"));
         let long = mixed.iter().filter(|arrival| arrival.max_tokens == 256).count();
         assert!((60..140).contains(&long), "{long} of 400");
         let short = |arrival: &Arrival| Arrival { max_tokens: 16, ..arrival.clone() };
@@ -199,7 +202,8 @@ mod tests {
     #[test]
     fn trace_arrivals_are_scaled_by_speed() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../sim/tests/fixtures/small.jsonl");
-        let (once, twice) = (of(&format!("--trace {path}")), of(&format!("--trace {path} --speed 2 --requests 50")));
+        let once = of(&format!("--trace {path}"));
+        let twice = of(&format!("--trace {path} --speed 2 --requests 50"));
         assert_eq!((once.len(), twice.len()), (200, 50));
         assert_eq!(once[49].due, twice[49].due * 2);
         assert!(matches!(once[0].prompt(), Prompt::Tokens(ids) if !ids.is_empty()));

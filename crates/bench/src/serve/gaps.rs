@@ -69,7 +69,8 @@ impl GapCounts {
     pub fn lines(&self) -> Vec<String> {
         let most = self.counts.iter().copied().max().unwrap_or(0);
         let filled = |bucket: &usize| self.counts[*bucket] > 0;
-        let (first, last) = ((0..self.counts.len()).find(filled), (0..self.counts.len()).rev().find(filled));
+        let first = (0..self.counts.len()).find(filled);
+        let last = (0..self.counts.len()).rev().find(filled);
         let (Some(first), Some(last)) = (first, last) else { return Vec::new() };
         (first..=last).map(|bucket| line(bucket, self.counts[bucket], most)).collect()
     }

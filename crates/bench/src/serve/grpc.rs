@@ -76,7 +76,8 @@ impl Grpc {
     ) -> Result<(), Problem> {
         let answer = self.clients.client(index).generate(request).await;
         let mut stream = answer.map_err(|status| problem(&status, false))?.into_inner();
-        let (mut accepted, mut finished) = (false, false);
+        let mut accepted = false;
+        let mut finished = false;
         while let Some(response) = stream.message().await.map_err(|status| problem(&status, accepted))? {
             match response.event {
                 Some(Event::Accepted(_)) => accepted = true,

@@ -38,7 +38,8 @@ pub(crate) async fn run(args: &ServeArgs, json: bool) -> Result<(), BenchError> 
     let played = play(&servers, &arrivals, args, &bar).await;
     bar.finish_and_clear();
     let due_s = arrivals.last().map_or(0.0, |last| last.due.as_secs_f64());
-    let (completed, problem) = (played.sums.completed(), played.sums.first_problem.clone());
+    let completed = played.sums.completed();
+    let problem = played.sums.first_problem.clone();
     let report = Report::new(args, &servers, due_s, played);
     report.print(json).map_err(BenchError::Output)?;
     BenchError::check_served(completed, problem)

@@ -172,7 +172,9 @@ impl ChunkUsage {
 
 /// Hears a stream to `[DONE]`, or to the end of the connection.
 async fn hear(answer: Response<hyper::body::Incoming>, received: &mut ReceivedAnswer) -> Result<(), Problem> {
-    let (mut body, mut reader, mut end) = (answer.into_body(), SseReader::default(), End::default());
+    let mut body = answer.into_body();
+    let mut reader = SseReader::default();
+    let mut end = End::default();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| Problem::failed(format!("the stream broke: {}", innermost(&error))))?;
         let Ok(bytes) = frame.into_data() else { continue };
@@ -205,8 +207,8 @@ impl End {
             return Err(Problem::failed(format!("in mid-answer: {}", reason(event.as_bytes()))));
         }
         if let Some(choice) = chunk.choices.first() {
-            let (shows, ends) =
-                (choice.text.as_ref().is_some_and(|text| !text.is_empty()), choice.finish_reason.is_some());
+            let shows = choice.text.as_ref().is_some_and(|text| !text.is_empty());
+            let ends = choice.finish_reason.is_some();
             // The last chunk has the reason; if it has no text it has no token either.
             if shows || !ends {
                 received.chunk(shows)?;
@@ -234,7 +236,8 @@ mod tests {
     use super::*;
 
     fn take(events: &[&str]) -> (Result<bool, Problem>, ReceivedAnswer) {
-        let (mut end, mut received) = (End::default(), ReceivedAnswer::of_at_most(4));
+        let mut end = End::default();
+        let mut received = ReceivedAnswer::of_at_most(4);
         let taken: Result<(), _> = events.iter().try_for_each(|event| end.take(event, &mut received));
         (taken.map(|()| end.finished), received)
     }

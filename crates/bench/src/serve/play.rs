@@ -83,7 +83,8 @@ async fn timed<Ask>(due: Instant, max_tokens: u32, limit: Duration, ask: Ask) ->
 where
     Ask: AsyncFnOnce(&mut ReceivedAnswer) -> Result<(), Problem>,
 {
-    let (slip, mut received) = (due.elapsed(), ReceivedAnswer::of_at_most(max_tokens));
+    let slip = due.elapsed();
+    let mut received = ReceivedAnswer::of_at_most(max_tokens);
     let result = timeout(limit, ask(&mut received)).await;
     let none = || Err(Problem::Aborted(format!("no end within {} s", limit.as_secs_f64())));
     (End::of(due, max_tokens, &received, result.unwrap_or_else(|_| none())), slip)
@@ -93,7 +94,9 @@ where
 /// after it.
 pub async fn play(servers: &[Server], arrivals: &[Arrival], args: &ServeArgs, bar: &ProgressBar) -> Played {
     let limits = Limits { ttft: args.ttft_limit, tbt: args.tbt_limit };
-    let (mut sums, mut under_way, mut in_flight_max) = (Sums::default(), FuturesUnordered::new(), 0);
+    let mut sums = Sums::default();
+    let mut under_way = FuturesUnordered::new();
+    let mut in_flight_max = 0;
     let start = baton_runtime::now() + LEAD;
     let mut ended = |(end, slip): (End, Duration), left: usize| {
         sums.add(end, slip, limits);

@@ -199,7 +199,8 @@ mod tests {
     #[test]
     fn server_that_sends_too_many_messages_has_failed() {
         let too_much = Err(Problem::failed("more than 104 messages or tokens, where 10 tokens were asked for"));
-        let (mut chunks, mut tokens) = (ReceivedAnswer::of_at_most(10), ReceivedAnswer::of_at_most(10));
+        let mut chunks = ReceivedAnswer::of_at_most(10);
+        let mut tokens = ReceivedAnswer::of_at_most(10);
         for _ in 0..104 {
             assert_eq!(chunks.chunk(false), Ok(()));
         }

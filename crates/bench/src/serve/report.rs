@@ -101,7 +101,8 @@ impl Report {
     /// `due_s` is when the last request was due.
     pub(super) fn new(args: &ServeArgs, servers: &[Server], due_s: f64, played: Played) -> Self {
         let Played { sums, elapsed, in_flight_max } = played;
-        let (seconds, requests) = (elapsed.as_secs_f64(), sums.requests());
+        let seconds = elapsed.as_secs_f64();
+        let requests = sums.requests();
         let [ttft_p50_s, ttft_p90_s, ttft_p99_s] = quantiles(&sums.ttft_s, [0.5, 0.9, 0.99]);
         let [tbt_mean_p50_s, tbt_mean_p90_s] = quantiles(&sums.tbt_mean_s, [0.5, 0.9]);
         let [tbt_tail_p50_s, tbt_tail_p90_s] = quantiles(&sums.tbt_tail_s, [0.5, 0.9]);

@@ -209,7 +209,8 @@ impl Faults {
             (FaultKind::Cut | FaultKind::Slow | FaultKind::Partition, _) => return Ok(None),
         };
         let how = until.map_or_else(String::new, |time| format!(" for {:.1} s", time.as_secs_f64()));
-        let (generation, until) = (info.generation.clone(), until.map(|time| baton_runtime::now() + time));
+        let generation = info.generation.clone();
+        let until = until.map(|time| baton_runtime::now() + time);
         self.hurt.insert(info.name.clone(), Hurt { kind, process, generation, until, cable, parted });
         self.done.push((kind, info.role.clone()));
         let work = load.running.saturating_add(load.waiting);

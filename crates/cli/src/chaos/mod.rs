@@ -139,7 +139,8 @@ async fn disturb(
     memory: &mut Memory,
     json: bool,
 ) -> Result<(), CliError> {
-    let (began, every) = (baton_runtime::now(), Duration::from_secs_f64(args.every));
+    let began = baton_runtime::now();
+    let every = Duration::from_secs_f64(args.every);
     let duration = Duration::from_secs_f64(args.duration);
     let mut next = every;
     while began.elapsed() < duration {

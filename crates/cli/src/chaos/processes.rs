@@ -27,7 +27,8 @@ impl Process {
         let wanted = Wanted { port: address.rsplit(':').next()?.parse().ok()?, ip: other_ip(address) };
         let entries = fs::read_dir("/proc").ok()?;
         let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-        let (own, mut tables) = (namespace_of("self"), HashMap::new());
+        let own = namespace_of("self");
+        let mut tables = HashMap::new();
         for pid in pids {
             let Some(namespace) = namespace_of(&pid.to_string()) else { continue };
             // Each namespace has a loopback of its own.

@@ -119,8 +119,11 @@ impl Report {
             ));
         }
         for Gaps { kind, role, longest } in &self.gaps {
-            let (half, most) = (longest[longest.len() / 2], longest[longest.len() - 1]);
-            let (half, most, count) = (half.as_secs_f64(), most.as_secs_f64(), longest.len());
+            let half = longest[longest.len() / 2];
+            let most = longest[longest.len() - 1];
+            let half = half.as_secs_f64();
+            let most = most.as_secs_f64();
+            let count = longest.len();
             lines.push(format!(
                 "longest gap after {count} x {} {role}: p50 {half:.2} s, max {most:.2} s",
                 kind.as_str()

@@ -142,7 +142,9 @@ impl Streams {
         let asked = join_all(requests.iter().map(ask_one)).await;
         let expected = asked.into_iter().collect::<Result<Vec<_>, _>>();
         let expected = expected.map_err(|end| CliError::Cluster(format!("in peace: {}", end.told())))?;
-        let (faults, run, stop) = (Mutex::default(), random_u64(), AtomicBool::new(false));
+        let faults = Mutex::default();
+        let run = random_u64();
+        let stop = AtomicBool::new(false);
         Ok(Self { requests, expected, faults, run, stop })
     }
 
@@ -304,7 +306,8 @@ struct ChaosRequest {
 
 impl ChaosRequest {
     fn new(patience: Duration) -> Self {
-        let (said, ids) = (Said::default(), Vec::new());
+        let said = Said::default();
+        let ids = Vec::new();
         Self { said, last: None, had: 0, patience, ids, is_attached: false, cached_tokens: 0 }
     }
 
@@ -316,8 +319,11 @@ impl ChaosRequest {
         begin_patience: Duration,
         mut on_gap: impl FnMut(Instant, Instant),
     ) -> Result<(), Failed> {
-        (self.said, self.is_attached, self.cached_tokens) = (Said::default(), false, 0);
-        let (mut id, patience) = (String::new(), self.patience);
+        self.said = Said::default();
+        self.is_attached = false;
+        self.cached_tokens = 0;
+        let mut id = String::new();
+        let patience = self.patience;
         let silent = |id: &str| Failed::Silent(format!("{id}: silent for {patience:?}"), !id.is_empty());
         let asked = baton_runtime::now();
         let mut client = conductor.inference();

@@ -101,7 +101,8 @@ impl Cluster {
 
     fn supervise(&mut self, spec: Spec) -> Result<(), CliError> {
         let log = RoleLog::new(&spec.name, self.plan.log_dir.as_deref(), self.console.clone())?;
-        let (name, role) = (spec.name.clone(), spec.role);
+        let name = spec.name.clone();
+        let role = spec.role;
         self.console.waiting(&name, None, "starting");
         let orders = Supervisor::start(spec, Backoff::default(), log, self.sender.clone(), &self.tasks);
         self.members.push(Member { name, role, pid: 0, ready: None, was_ready: false, ended: false, orders });
@@ -225,13 +226,15 @@ impl Cluster {
         let Some(index) = self.members.iter().position(|member| member.name == event.name) else { return };
         // Without a folder for logs, people have seen the last lines already.
         let show_lines = self.plan.log_dir.is_some();
-        let (console, member) = (self.console.clone(), &mut self.members[index]);
+        let console = self.console.clone();
+        let member = &mut self.members[index];
         match event.what {
             What::Started(pid) => {
                 member.pid = pid;
                 if let Some(etcd) = self.plan.etcd.as_ref().filter(|_| member.role == Role::Etcd) {
                     let ready = Ready { role: "etcd".to_owned(), grpc: etcd.address.clone(), ..Ready::default() };
-                    let (orders, events) = (member.orders.subscribe(), self.sender.clone());
+                    let orders = member.orders.subscribe();
+                    let events = self.sender.clone();
                     self.tasks.spawn_request("etcd", ready_once_it_answers(member.name.clone(), ready, orders, events));
                 }
             }
@@ -301,7 +304,8 @@ impl Cluster {
         let has_operators = self.members.iter().any(|member| operators(member).is_some());
         let row = |member: &Member| {
             let ready = member.ready.as_ref();
-            let (grpc, http) = (ready.map(|r| &r.grpc), ready.and_then(|r| r.http.as_ref()));
+            let grpc = ready.map(|r| &r.grpc);
+            let http = ready.and_then(|r| r.http.as_ref());
             let transfer = ready.and_then(|r| r.transfer.as_ref());
             let mut row = vec![member.name.clone(), member.pid.to_string(), cell(grpc), cell(http), cell(transfer)];
             row.extend(has_operators.then(|| cell(operators(member).as_ref())));

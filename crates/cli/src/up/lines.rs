@@ -72,7 +72,8 @@ impl<R: AsyncRead + Unpin> Lines<R> {
             let part = &read[..end.unwrap_or(read.len())];
             let room = MAX_LINE_BYTES - self.buffer.len();
             self.buffer.extend_from_slice(&part[..part.len().min(room)]);
-            let (used, closed) = (part.len() + usize::from(end.is_some()), read.is_empty());
+            let used = part.len() + usize::from(end.is_some());
+            let closed = read.is_empty();
             std::pin::Pin::new(&mut self.reader).consume(used);
             if end.is_some() || closed {
                 return Some(String::from_utf8_lossy(&self.buffer).trim_end_matches('\r').to_owned());

@@ -53,7 +53,8 @@ impl Network {
         }
         let conductors = plan.conductors.iter_mut().filter(|_| is_apart);
         for (index, member) in plan.nodes.iter_mut().chain(conductors).enumerate() {
-            let (namespace, address) = (format!("baton-{pid}-{}", member.name), format!("{subnet}.{}", index + 2));
+            let namespace = format!("baton-{pid}-{}", member.name);
+            let address = format!("{subnet}.{}", index + 2);
             let cable = cable_of(&network.bridge, index);
             ip(&["netns", "add", &namespace])?;
             network.namespaces.push(namespace.clone());

@@ -248,7 +248,8 @@ fn spawned_etcd() -> Result<Etcd, CliError> {
     // Both are open at once: else they may be the same.
     let ports = [TcpListener::bind((LOOPBACK, 0)).map_err(cannot)?, TcpListener::bind((LOOPBACK, 0)).map_err(cannot)?];
     let [client, peer] = ports.map(|port| port.local_addr().map(|address| address.to_string()));
-    let (client, peer) = (client.map_err(cannot)?, peer.map_err(cannot)?);
+    let client = client.map_err(cannot)?;
+    let peer = peer.map_err(cannot)?;
     let mut args: Vec<OsString> = vec!["--data-dir".into(), data.path().join("data").into()];
     // Of what goes well it would say much.
     args.extend(["--logger", "zap", "--log-level", "warn"].map(OsString::from));
@@ -327,7 +328,8 @@ fn conductor_args(args: &UpArgs) -> Vec<OsString> {
 
 /// What the conductor and all nodes are told alike.
 fn kv_format(args: &UpArgs) -> Vec<OsString> {
-    let (block_tokens, dtype) = (args.block_tokens.map(|n| n.to_string()), args.kv_dtype.map(|dtype| dtype.as_str()));
+    let block_tokens = args.block_tokens.map(|n| n.to_string());
+    let dtype = args.kv_dtype.map(|dtype| dtype.as_str());
     let dtype = dtype.map(ToOwned::to_owned);
     [optional("--block-tokens", block_tokens.as_ref()), optional("--kv-dtype", dtype.as_ref())].concat()
 }
@@ -462,7 +464,9 @@ mod tests {
     fn conductors_in_namespaces_get_the_address_etcd_has_moved_to() {
         let mut plan = plan("--engine mock --conductors 2 --etcd 127.0.0.1:23 --grpc 127.0.0.1:7070", None).unwrap();
         let args = ["--listen-client-urls", "http://127.0.0.1:23", "--initial-cluster", "default=http://127.0.0.1:24"];
-        let (name, role, program) = ("etcd".to_owned(), Role::Etcd, "etcd".into());
+        let name = "etcd".to_owned();
+        let role = Role::Etcd;
+        let program = "etcd".into();
         let spec = Spec { name, role, program, args: args.map(OsString::from).to_vec(), listen: Vec::new() };
         let data = Arc::new(tempfile::tempdir().unwrap());
         plan.etcd = Some(Etcd { spec, address: "127.0.0.1:23".to_owned(), _data: data });

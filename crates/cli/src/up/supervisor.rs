@@ -171,8 +171,11 @@ impl Supervisor {
     /// Reads both pipes to their ends. Owns what it needs, so that the supervisor can obey
     /// meanwhile.
     fn read(&self, child: &mut Child, found: mpsc::Sender<Ready>) -> impl Future<Output = ()> + use<> {
-        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-        let (name, events, log) = (self.spec.name.clone(), self.events.clone(), Arc::clone(&self.log));
+        let stdout = child.stdout.take();
+        let stderr = child.stderr.take();
+        let name = self.spec.name.clone();
+        let events = self.events.clone();
+        let log = Arc::clone(&self.log);
         async move {
             let out = async {
                 let Some(mut lines) = stdout.map(Lines::new) else { return };

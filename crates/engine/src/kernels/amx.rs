@@ -70,7 +70,8 @@ impl Shape {
     /// # Safety
     /// The CPU has tiles, and the process may use them; no other shape lives on this thread.
     pub unsafe fn of_pairs(rows: usize) -> Self {
-        let (first, rest) = (rows.min(TILE) as u8, rows.saturating_sub(TILE) as u8);
+        let first = rows.min(TILE) as u8;
+        let rest = rows.saturating_sub(TILE) as u8;
         // Sums of the first rows, of the rest; A of the first, of the rest; B. A tile of no rows
         // has no columns.
         let rest_bytes = if rest == 0 { 0 } else { 64 };

@@ -55,8 +55,10 @@ impl<T: Copy> Guarded<T> {
         // SAFETY: asks for a number.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap();
         let bytes = count * size_of::<T>();
-        let (open, none) = (bytes.next_multiple_of(page), libc::PROT_NONE);
-        let (mapped, flags) = (open + 2 * page, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let open = bytes.next_multiple_of(page);
+        let none = libc::PROT_NONE;
+        let mapped = open + 2 * page;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping, at an address of the kernel's choice.
         let mapping = unsafe { libc::mmap(std::ptr::null_mut(), mapped, none, flags, -1, 0) };
         assert_ne!(mapping, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());

@@ -235,7 +235,8 @@ mod tests {
 
     /// Runs tasks 0..count, each once.
     fn drain(pool: &Pool, count: usize) -> usize {
-        let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let next = AtomicUsize::new(0);
+        let done = AtomicUsize::new(0);
         pool.run(&|_| {
             while next.fetch_add(1, Ordering::Relaxed) < count {
                 done.fetch_add(1, Ordering::Relaxed);

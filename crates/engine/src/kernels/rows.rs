@@ -34,7 +34,8 @@ impl Rows {
 
     /// Makes it `rows x columns`, as [`Self::resize`].
     pub fn reshape(&mut self, rows: usize, columns: usize) {
-        (self.columns, self.stride) = (columns, stride(columns));
+        self.columns = columns;
+        self.stride = stride(columns);
         self.resize(rows);
     }
 
@@ -79,7 +80,9 @@ impl Rows {
 
     /// Runs `work(row, values)` for each row, on several threads.
     pub fn for_each(&mut self, threads: &Threads, work: impl Fn(usize, &mut [f32]) + Sync) {
-        let (rows, columns, shared) = (self.rows, self.columns, self.share());
+        let rows = self.rows;
+        let columns = self.columns;
+        let shared = self.share();
         threads.for_ranges(rows, ROW_GRAIN, |range| {
             for row in range {
                 // SAFETY: the ranges are disjoint, so this thread alone has the row.

@@ -57,9 +57,11 @@ impl Threads {
         parallel: bool,
         work: impl Fn(usize, usize, &mut [T]) + Sync,
     ) {
-        let (len, shared) = (data.len(), Shared(data.as_mut_ptr()));
+        let len = data.len();
+        let shared = Shared(data.as_mut_ptr());
         self.for_each(len.div_ceil(chunk), parallel, |worker, task| {
-            let (first, end) = (task * chunk, len.min((task + 1) * chunk));
+            let first = task * chunk;
+            let end = len.min((task + 1) * chunk);
             // SAFETY: inside `data`, which is borrowed exclusively; each task runs once, and no two
             // have an element in common.
             work(worker, task, unsafe { std::slice::from_raw_parts_mut(shared.at(first), end - first) });

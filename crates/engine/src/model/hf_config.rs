@@ -171,7 +171,8 @@ fn llama3(model: &Keys<'_>, keys: &Keys<'_>) -> Result<RopeScaling, EngineError>
         Some(_) => keys.positive(original)?,
         None => model.positive("max_position_embeddings")?,
     };
-    let (low, high) = (keys.positive("low_freq_factor")?, keys.positive("high_freq_factor")?);
+    let low = keys.positive("low_freq_factor")?;
+    let high = keys.positive("high_freq_factor")?;
     if low >= high {
         return Err(wrong(&keys.name("low_freq_factor"), low, format!("below high_freq_factor, which is {high}")));
     }

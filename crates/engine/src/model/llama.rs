@@ -95,7 +95,8 @@ impl Llama {
     }
 
     fn attention_shape(&self, arena: &KvArena, layer: usize) -> AttentionShape {
-        let (config, dtype) = (&self.config, arena.layout().dtype);
+        let config = &self.config;
+        let dtype = arena.layout().dtype;
         AttentionShape {
             heads: config.heads,
             kv_heads: config.kv_heads,
@@ -196,7 +197,8 @@ impl Llama {
     ) -> Result<(), EngineError> {
         let Workspace { hidden, inputs, logits, .. } = workspace;
         for (tile, rows) in step.wanted.chunks(LOGIT_ROWS).enumerate() {
-            let (head, norm) = (&self.weights.head, &self.weights.output_norm);
+            let head = &self.weights.head;
+            let norm = &self.weights.output_norm;
             step.fill_with_norm(inputs, head, norm, rows.len(), |row| hidden.row(tile * LOGIT_ROWS + row));
             linear(step.compute.isa, &step.compute.threads, inputs, head, logits, Target::Set);
             for (row, &wanted) in rows.iter().enumerate() {
@@ -274,7 +276,8 @@ impl Step<'_> {
         let Compute { isa, threads } = self.compute;
         self.fill_with_norm(inputs, &layer.qkv, &layer.attention_norm, hidden.rows(), |row| hidden.row(row));
         linear(*isa, threads, inputs, &layer.qkv, qkv, Target::Set);
-        let (q_width, kv_width) = (self.config.q_width(), self.config.kv_width());
+        let q_width = self.config.q_width();
+        let kv_width = self.config.kv_width();
         let store = KvStore::new(self.arena, index);
         qkv.for_each(threads, |row, values| {
             if let Some(bias) = &layer.qkv_bias {
@@ -308,7 +311,8 @@ impl Step<'_> {
             let len = sequence.tokens.len();
             for first in (if wanted { unwanted(sequence) } else { 0 }..len).step_by(tokens) {
                 let tokens = tokens.min(len - first);
-                let (position, block_table) = (sequence.start as usize + first, sequence.block_table);
+                let position = sequence.start as usize + first;
+                let block_table = sequence.block_table;
                 tiles.push(QueryTile { row, position, tokens, block_table });
                 row += tokens;
             }

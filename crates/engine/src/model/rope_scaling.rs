@@ -48,7 +48,8 @@ mod tests {
     fn rope_scaling_keeps_high_frequencies_and_divides_low_ones() {
         let scaling =
             RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8192.0 };
-        let (plain, scaled) = (frequencies(5e5, 128, &RopeScaling::None), frequencies(5e5, 128, &scaling));
+        let plain = frequencies(5e5, 128, &RopeScaling::None);
+        let scaled = frequencies(5e5, 128, &scaling);
         assert_eq!((plain[0], plain.len()), (1.0, 64));
         assert_eq!(scaled[0], plain[0]);
         assert_eq!(scaled[63], plain[63] / 8.0);

@@ -99,7 +99,8 @@ impl Rows {
     /// in rows 2 i and 2 i + 1; the kernels want it in i and i + half.
     fn source(&self, row: usize) -> usize {
         let Some(dim) = self.interleaved else { return row };
-        let (head, at) = (row / dim, row % dim);
+        let head = row / dim;
+        let at = row % dim;
         head * dim + 2 * (at % (dim / 2)) + at / (dim / 2)
     }
 }
@@ -142,7 +143,8 @@ impl<'a, 'p> Loader<'a, 'p> {
 
     fn layer(&mut self, layer: usize) -> Result<Layer, EngineError> {
         let config = self.config;
-        let (hidden, feed_forward) = (config.hidden, config.feed_forward);
+        let hidden = config.hidden;
+        let feed_forward = config.feed_forward;
         let interleaved = config.interleaved_rope.then_some(config.head_dim);
         let qkv = [
             Rows { part: Part::Query, rows: config.q_width(), interleaved },
@@ -150,7 +152,8 @@ impl<'a, 'p> Loader<'a, 'p> {
             plain(Part::Value, config.kv_width()),
         ];
         let norm = |part| self.names.weight(part, layer);
-        let (attention_norm, feed_forward_norm) = (norm(Part::AttentionNorm), norm(Part::FeedForwardNorm));
+        let attention_norm = norm(Part::AttentionNorm);
+        let feed_forward_norm = norm(Part::FeedForwardNorm);
         Ok(Layer {
             attention_norm: self.vector(&attention_norm, hidden)?,
             qkv: self.matrix(&qkv, layer, hidden)?,

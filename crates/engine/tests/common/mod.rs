@@ -95,7 +95,8 @@ pub fn run_together(
     let step = |step: usize| {
         let sequences = prompts.iter().zip(tables).enumerate().map(|(index, (tokens, block_table))| {
             let cuts = cuts(index, tokens.len());
-            let (from, to) = (cuts[step], cuts[step + 1]);
+            let from = cuts[step];
+            let to = cuts[step + 1];
             (index, SequenceStep { tokens: &tokens[from..to], start: from as u32, block_table, logits: wanted(from) })
         });
         let (indices, batch): (Vec<_>, Vec<_>) = sequences.filter(|(_, step)| !step.tokens.is_empty()).unzip();

@@ -26,7 +26,8 @@ pub fn retyped(path: &Path, dtype: impl Fn(&TensorView<'_>) -> Dtype) -> NamedTe
     let mut file = NamedTempFile::with_suffix(".gguf").unwrap();
     // Magic, version, number of tensors, metadata: as they are.
     let header = &bytes[..metadata_end(&bytes)];
-    let (mut infos, mut data) = (Vec::new(), Vec::new());
+    let mut infos = Vec::new();
+    let mut data = Vec::new();
     for tensor in source.tensors() {
         data.resize(data.len().next_multiple_of(ALIGNMENT), 0);
         let dtype = dtype(&tensor);

@@ -41,7 +41,8 @@ impl QuantBlock {
     #[inline]
     pub fn elements(&self, form: QuantFormat, out: &mut [f32; QUANTS]) {
         for (group, (out, quants)) in out.chunks_exact_mut(16).zip(self.quants.chunks_exact(16)).enumerate() {
-            let (scale, minimum) = (self.scales[group], self.minima[group]);
+            let scale = self.scales[group];
+            let minimum = self.minima[group];
             match form.zero {
                 Some(zero) => out.iter_mut().zip(quants).for_each(|(x, &quant)| {
                     *x = scale * (i32::from(quant) - i32::from(zero)) as f32;

@@ -46,7 +46,8 @@ fn nibbles(packed: &[u8; 16]) -> [u8; QUANTS] {
     let mut quants = [0; QUANTS];
     let (low, high) = quants.split_at_mut(16);
     for ((low, high), &q) in low.iter_mut().zip(high).zip(packed) {
-        (*low, *high) = (q & 0x0f, q >> 4);
+        *low = q & 0x0f;
+        *high = q >> 4;
     }
     quants
 }

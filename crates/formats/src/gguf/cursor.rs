@@ -61,7 +61,8 @@ impl<'a> Cursor<'a> {
         if count > max {
             return Err(FormatError::invalid(self.file, field, count, format_args!("at most {max}")));
         }
-        let (needed, left) = (count.saturating_mul(min_bytes), (self.bytes.len() - self.at) as u64);
+        let needed = count.saturating_mul(min_bytes);
+        let left = (self.bytes.len() - self.at) as u64;
         if needed > left {
             return Err(FormatError::truncated(self.file, format_args!("{field} ({count})"), needed, left));
         }

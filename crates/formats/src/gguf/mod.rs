@@ -125,7 +125,8 @@ impl Gguf {
 
 impl fmt::Debug for Gguf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (metadata, tensors) = (self.metadata.len(), self.tensors.len());
+        let metadata = self.metadata.len();
+        let tensors = self.tensors.len();
         f.debug_struct("Gguf")
             .field("path", &self.path)
             .field("metadata", &metadata)

@@ -47,7 +47,8 @@ impl Header {
         tensors.sort_unstable_by_key(|(_, info)| (info.bytes.start, info.bytes.end));
         let end = check_layout(file, &tensors, bytes.len() - data_start)?;
         if end != bytes.len() - data_start {
-            let (found, allowed) = (bytes.len() - data_start, format!("{end}, the end of the last tensor"));
+            let found = bytes.len() - data_start;
+            let allowed = format!("{end}, the end of the last tensor");
             return Err(FormatError::invalid(file, "bytes of data", found, allowed));
         }
         for (_, info) in &mut tensors {

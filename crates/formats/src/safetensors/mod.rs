@@ -159,7 +159,8 @@ impl Safetensors {
 
 impl fmt::Debug for Safetensors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (shards, tensors) = (self.shards.len(), self.tensors.len());
+        let shards = self.shards.len();
+        let tensors = self.tensors.len();
         f.debug_struct("Safetensors")
             .field("path", &self.path)
             .field("shards", &shards)

@@ -36,7 +36,8 @@ fn safetensors_folder_of_single_file_or_shards_is_read() {
     assert!(single.contains("a"));
 
     let index = br#"{"metadata": {"total_size": 8}, "weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}"#;
-    let (a, b) = (one_tensor("a", 1.5), one_tensor("b", 2.5));
+    let a = one_tensor("a", 1.5);
+    let b = one_tensor("b", 2.5);
     let index_file: (&str, &[u8]) = ("model.safetensors.index.json", index);
     let sharded = open(&[CONFIG, index_file, ("x-1.safetensors", &a), ("x-2.safetensors", &b)]).unwrap();
     assert_eq!(sharded.total_bytes(), (a.len() + b.len()) as u64);

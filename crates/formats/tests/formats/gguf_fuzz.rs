@@ -51,7 +51,8 @@ fn truncated_gguf_is_refused_at_every_length() {
 
 #[test]
 fn damaged_gguf_is_refused_or_usable() {
-    let (mut usable, mut refused) = (0, 0);
+    let mut usable = 0;
+    let mut refused = 0;
     mutations::each(&small_file(), 20_000, |bytes| if read(bytes) { usable += 1 } else { refused += 1 });
     // Both outcomes are common (a changed weight is no damage); were one rare, the mutations would
     // have stopped testing anything.

@@ -60,7 +60,8 @@ fn changed(valid: &[u8], at: usize, new: &[u8]) -> Vec<u8> {
 fn randomly_changed(valid: &[u8], random: &mut Random) -> Vec<u8> {
     let mut bytes = valid.to_vec();
     for _ in 0..=random.below(4) {
-        let (a, b) = (random.below(bytes.len()), random.below(bytes.len()));
+        let a = random.below(bytes.len());
+        let b = random.below(bytes.len());
         let span = a.min(b)..a.max(b).min(a.min(b) + 40);
         match random.below(5) {
             0 => bytes[a] = random.next() as u8,

@@ -125,7 +125,8 @@ fn damaged_safetensors_are_refused_or_usable() {
     for len in 0..valid.len() {
         assert!(!read(valid[..len].to_vec()), "cut at {len}");
     }
-    let (mut usable, mut refused) = (0, 0);
+    let mut usable = 0;
+    let mut refused = 0;
     mutations::each(&valid, 20_000, |bytes| if read(bytes) { usable += 1 } else { refused += 1 });
     assert!(usable > 1_000 && refused > 5_000, "{usable} usable, {refused} refused");
 }

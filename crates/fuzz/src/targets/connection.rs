@@ -88,7 +88,8 @@ impl Server {
             let mut ports = Vec::new();
             for protocol in PROTOCOLS {
                 let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-                let (address, connections) = (listener.local_addr().expect("a bound port"), Connections::new(16));
+                let address = listener.local_addr().expect("a bound port");
+                let connections = Connections::new(16);
                 ports.push((address, connections.clone()));
                 let limits = ConnectionLimits::default();
                 Port { name: "fuzz", listener, protocol, limits, connections, leaves: None }.serve(Reader, &tasks);

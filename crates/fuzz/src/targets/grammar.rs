@@ -79,7 +79,8 @@ pub(super) fn compile(input: &[u8]) {
     }
     let (kind, rest) = choice(input, 4);
     let [form, sample] = parts(rest);
-    let (form, sample) = (text(form).to_owned(), text(sample));
+    let form = text(form).to_owned();
+    let sample = text(sample);
     let form = match kind {
         0 => Form::JsonSchema(form),
         1 => Form::Regex(form),

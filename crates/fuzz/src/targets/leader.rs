@@ -122,7 +122,8 @@ fn from_followers() -> Vec<w::follower_message::Message> {
 fn from_leaders() -> Vec<w::leader_message::Message> {
     use w::leader_message::Message;
     use w::place_answer::Answer;
-    let (generation, address) = (d::Generation(9).to_string(), "http://127.0.0.1:1".to_owned());
+    let generation = d::Generation(9).to_string();
+    let address = "http://127.0.0.1:1".to_owned();
     let target = w::DecodeTarget {
         node: "decode-0".into(),
         generation: generation.clone(),

@@ -266,7 +266,8 @@ fn events() -> Vec<w::node_event::Event> {
 }
 
 fn requests() -> Vec<(u8, Vec<u8>)> {
-    let (prefill_node, block_hashes) = ("prefill-0".to_owned(), vec![7; 48]);
+    let prefill_node = "prefill-0".to_owned();
+    let block_hashes = vec![7; 48];
     let grant = w::GrantRequest {
         key: key(),
         prefill_node,
@@ -277,7 +278,8 @@ fn requests() -> Vec<(u8, Vec<u8>)> {
         tbt_s: Some(0.1),
         ..Default::default()
     };
-    let (reader_node, reader_generation) = ("prefill-1".to_owned(), generation());
+    let reader_node = "prefill-1".to_owned();
+    let reader_generation = generation();
     let lease = w::LeaseRequest {
         key: key(),
         reader_node: reader_node.clone(),

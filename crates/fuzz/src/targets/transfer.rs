@@ -59,9 +59,10 @@ fn commit(batch: u64, grant: u64, bytes: u64) -> Vec<u8> {
     frame(3, 0, &[&target(batch, grant), &1u32.to_be_bytes(), &bytes.to_be_bytes(), &9u64.to_be_bytes()])
 }
 
-/// In the form that `docs/internals/transfer-engine.md` describes.
+/// In the form that `docs/internals/transfer-protocol.md` specifies.
 pub(super) fn frame_seeds() -> Vec<Vec<u8>> {
-    let (write, read) = (GRANTED.start, LEASED.start);
+    let write = GRANTED.start;
+    let read = LEASED.start;
     let spans = [span(write, 40), span(write + 100, 24)].concat();
     let data = [frame(2, 0, &[&target(1, GRANT), &spans]), vec![1; 64], commit(1, GRANT, 64)].concat();
     // CRC-32C of 32 zeros (RFC 3720, B.4).

@@ -33,7 +33,8 @@ impl Counted {
     }
 
     fn new(num_blocks: u32, by_depth: bool) -> Self {
-        let (uses, ranks) = (vec![0; num_blocks as usize], vec![None; num_blocks as usize]);
+        let uses = vec![0; num_blocks as usize];
+        let ranks = vec![None; num_blocks as usize];
         Self { uses, ranks, order: BTreeSet::new(), now: 0, by_depth }
     }
 }

@@ -99,7 +99,8 @@ mod tests {
     proptest! {
         #[test]
         fn block_lists_match_deques(operations in prop::collection::vec((0u8..3, 0usize..2, 0u32..8), 0..200)) {
-            let (mut lists, mut naive) = (BlockLists::new(8, 2), [VecDeque::new(), VecDeque::new()]);
+            let mut lists = BlockLists::new(8, 2);
+            let mut naive = [VecDeque::new(), VecDeque::new()];
             for (operation, list, block) in operations {
                 let present = naive.iter().any(|list| list.contains(&block));
                 prop_assert_eq!(lists.contains(BlockId(block)), present);

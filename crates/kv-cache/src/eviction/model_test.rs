@@ -111,10 +111,12 @@ fn naive_victim(kind: EvictionKind, order: &BTreeMap<u32, Naive>) -> Option<u32>
 /// Runs operations on a policy beside naive books, and returns what was evicted.
 fn run(kind: EvictionKind, operations: &[(u8, u32, u8)]) -> Vec<BlockId> {
     let mut policy = kind.policy(BLOCKS);
-    let (mut held, mut order) = (BTreeMap::new(), BTreeMap::new());
+    let mut held = BTreeMap::new();
+    let mut order = BTreeMap::new();
     let mut evicted = Vec::new();
     for (now, (operation, block, depth)) in operations.iter().enumerate() {
-        let (id, depth) = (BlockId(*block), u32::from(depth % 4));
+        let id = BlockId(*block);
+        let depth = u32::from(depth % 4);
         match operation {
             // Stored, used, or released, whichever the block can be.
             0..6 => match (held.remove(block), order.remove(block)) {
@@ -137,7 +139,8 @@ fn run(kind: EvictionKind, operations: &[(u8, u32, u8)]) -> Vec<BlockId> {
                 order.remove(block);
             }
             _ => {
-                let (expected, victim) = (naive_victim(kind, &order), policy.evict());
+                let expected = naive_victim(kind, &order);
+                let victim = policy.evict();
                 assert!(expected.is_none() || expected == victim.map(|block| block.0));
                 assert_eq!(victim.is_some(), !order.is_empty());
                 assert!(victim.is_none_or(|block| order.remove(&block.0).is_some()), "evicts what is not in the order");
@@ -200,9 +203,11 @@ proptest! {
         operations in prop::collection::vec((0u8..3, 0u8..10), 0..200),
     ) {
         for kind in EvictionKind::ALL {
-            let (mut cache, mut naive) = (TierCache::new(capacity, kind), BTreeSet::new());
+            let mut cache = TierCache::new(capacity, kind);
+            let mut naive = BTreeSet::new();
             for (operation, n) in &operations {
-                let (hash, position) = (hash(*n), Position { depth: u32::from(n % 3), length: 3 });
+                let hash = hash(*n);
+                let position = Position { depth: u32::from(n % 3), length: 3 };
                 match operation {
                     0 => {
                         naive.insert(hash);

@@ -76,7 +76,8 @@ impl BlockPool {
             let state = self.state(block);
             ensure(state == BlockState::Free, || format!("block {} is in the free list, but {state:?}", block.0))?;
         }
-        let (listed, free) = (self.free.len(), self.in_state(BlockState::Free));
+        let listed = self.free.len();
+        let free = self.in_state(BlockState::Free);
         ensure(listed == free, || format!("{free} blocks are free, {listed} in the free list"))
     }
 
@@ -86,7 +87,9 @@ impl BlockPool {
             let state = self.state(block);
             ensure(state == BlockState::Cached, || format!("block {} can be evicted, but is {state:?}", block.0))?;
         }
-        let (cached, listed, len) = (self.in_state(BlockState::Cached), listed.len(), self.eviction.len());
+        let cached = self.in_state(BlockState::Cached);
+        let listed = listed.len();
+        let len = self.eviction.len();
         ensure(listed == cached && listed == len, || format!("{cached} blocks cached, {listed} evictable"))?;
         let idle = self.idle.len();
         ensure(idle == cached, || format!("{cached} blocks cached, {idle} known to be unused"))
@@ -102,7 +105,8 @@ impl BlockPool {
         let mut indexed = 0;
         for (id, block) in self.ids().zip(&self.blocks) {
             let shared = matches!(block.state, BlockState::Complete { .. } | BlockState::Cached);
-            let (state, has) = (block.state, block.identity.is_some());
+            let state = block.state;
+            let has = block.identity.is_some();
             ensure(shared == has, || format!("block {} is {state:?}, but has a hash: {has}", id.0))?;
             ensure(!matches!(state, BlockState::Complete { refs: 0 }), || format!("block {} has no holder", id.0))?;
             indexed += usize::from(has);

@@ -163,7 +163,9 @@ impl BlockPool {
 
     /// Blocks per state.
     pub fn counts(&self) -> PoolCounts {
-        let (total, free, cached) = (self.blocks.len(), self.free.len(), self.eviction.len());
+        let total = self.blocks.len();
+        let free = self.free.len();
+        let cached = self.eviction.len();
         PoolCounts { total, free, cached, used: total - free - cached, reserved: self.reserved }
     }
 
@@ -176,7 +178,8 @@ impl BlockPool {
     /// of them that are cached cannot be evicted then.
     pub fn check_fits(&self, matched: &[BlockId], wanted: usize) -> Result<(), OutOfBlocks> {
         let cached = self.count_cached(matched);
-        let (available, total) = (self.available(), self.blocks.len());
+        let available = self.available();
+        let total = self.blocks.len();
         if cached + wanted <= available {
             return Ok(());
         }

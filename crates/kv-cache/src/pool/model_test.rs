@@ -43,7 +43,8 @@ fn kv_events_include_blocks_of_the_ssd_tier_unless_kept_private() {
             pool.keep_below_to_itself();
         }
         let drain = |pool: &mut BlockPool| pool.drain_events(9).map_or_else(Vec::new, |batch| batch.events);
-        let (stored, removed) = (KvEvent::Stored { hash: hash(1), parent: None }, KvEvent::Removed { hash: hash(1) });
+        let stored = KvEvent::Stored { hash: hash(1), parent: None };
+        let removed = KvEvent::Removed { hash: hash(1) };
         let lost = vec![removed];
         let blocks = pool.allocate(1).unwrap();
         assert!(pool.complete(blocks[0], hash(1), None));
@@ -108,7 +109,8 @@ fn quarantined_blocks_are_unusable_until_fenced() {
 
 #[test]
 fn cold_allocation_does_not_evict_recently_used_blocks() {
-    let (mut pool, start) = (BlockPool::new(4, 64), Instant::now());
+    let mut pool = BlockPool::new(4, 64);
+    let start = Instant::now();
     let minute = Duration::from_secs(60);
     pool.pass_time(start);
     let old = pool.allocate(2).unwrap();
@@ -250,7 +252,8 @@ fn step(pool: &mut BlockPool, naive: &mut Naive, now: Instant, operation: u8, a:
         }
         8 => {
             let idle = Duration::from_secs(u64::from(a / 4));
-            let (before, cold) = (pool.snapshot().events.len(), pool.cold(now, idle));
+            let before = pool.snapshot().events.len();
+            let cold = pool.cold(now, idle);
             match pool.allocate_cold(pick % 4, idle) {
                 Ok(blocks) => naive.sequences.push(blocks),
                 Err(error) => assert!(error.available < pick % 4),
@@ -270,7 +273,8 @@ proptest! {
         policy in prop::sample::select(&EvictionKind::ALL[..]),
         operations in prop::collection::vec((0u8..10, any::<u8>()), 1..120),
     ) {
-        let (mut pool, mut naive) = (BlockPool::with_eviction(12, capacity, policy), Naive::default());
+        let mut pool = BlockPool::with_eviction(12, capacity, policy);
+        let mut naive = Naive::default();
         let start = Instant::now();
         for (second, (operation, a)) in (0..).zip(operations) {
             let now = start + Duration::from_secs(second);

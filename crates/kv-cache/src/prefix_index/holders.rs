@@ -31,7 +31,8 @@ impl Holders {
 
     /// `None` if the slots are too high for a number.
     fn two(a: u16, b: u16) -> Option<Self> {
-        let (low, high) = (u32::from(a.min(b)), u32::from(a.max(b)));
+        let low = u32::from(a.min(b));
+        let high = u32::from(a.max(b));
         let number = TWO | low << TWO_SLOT_BITS | high;
         (high >> TWO_SLOT_BITS == 0).then_some(number).and_then(NonZeroU32::new).map(Self)
     }
@@ -263,7 +264,8 @@ impl HolderSets {
             let unused = std::mem::take(&mut self.sets[index]);
             self.by_mark.update(key(unused.mark), |_| None);
             self.free.push(index);
-            (self.last_with, self.last_without) = (None, None);
+            self.last_with = None;
+            self.last_without = None;
         }
     }
 

@@ -450,7 +450,8 @@ impl Inner {
 
     /// Whether the node did not have it.
     fn store(&mut self, slot: NodeSlot, key: Key) -> bool {
-        let (sets, mut is_new) = (&mut self.sets, false);
+        let sets = &mut self.sets;
+        let mut is_new = false;
         self.table.update(key, |before| {
             let after = Some(sets.with(before, slot.0));
             is_new = after != before;
@@ -464,7 +465,8 @@ impl Inner {
 
     /// Whether the node had it.
     fn take_out(&mut self, slot: NodeSlot, key: Key) -> bool {
-        let (sets, mut had) = (&mut self.sets, false);
+        let sets = &mut self.sets;
+        let mut had = false;
         self.table.update(key, |before| {
             let after = before.and_then(|holders| sets.without(holders, slot.0));
             had = after != before;
@@ -570,7 +572,8 @@ mod tests {
         let chain: Vec<_> = (0..200).map(hash).collect();
         std::thread::scope(|scope| {
             for n in 0..2 {
-                let (index, events) = (&index, &events);
+                let index = &index;
+                let events = &events;
                 scope.spawn(move || {
                     for generation in 1..300 {
                         index.add_node(&node(n), Generation(generation));
@@ -646,7 +649,8 @@ mod tests {
             match self.next {
                 None => Applied::Stale,
                 Some(next) if from > next => {
-                    (self.next, self.blocks) = (None, BTreeSet::new());
+                    self.next = None;
+                    self.blocks = BTreeSet::new();
                     Applied::Gap
                 }
                 Some(next) if to <= next => Applied::Stale,

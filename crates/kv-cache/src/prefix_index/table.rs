@@ -80,7 +80,8 @@ impl Line {
     /// Compares all entries, without a branch. A guess which one it is would be wrong every other
     /// time, and the loads for the blocks after it would wait for that.
     fn look(&self, key: Key) -> Look {
-        let (mut same, mut free) = (0, 0);
+        let mut same = 0;
+        let mut free = 0;
         for (n, entry) in self.0.iter().enumerate() {
             let differs = (entry.mixed ^ key.mixed) | u64::from(entry.tag ^ key.tag);
             same |= u32::from(differs == 0) << n;
@@ -176,7 +177,8 @@ impl Part {
         self.used -= 1;
         while let Some((from, m)) = self.pushed_on(line) {
             self.lines[line].0[n] = self.lines[from].0[m];
-            (line, n) = (from, m);
+            line = from;
+            n = m;
         }
         self.lines[line].0[n] = Entry::default();
         let lines = self.lines.len();
@@ -187,7 +189,8 @@ impl Part {
 
     /// An entry after this line that could be in it.
     fn pushed_on(&self, line: usize) -> Option<At> {
-        let (last, bits) = (self.lines.len() - 1, self.bits());
+        let last = self.lines.len() - 1;
+        let bits = self.bits();
         let mut at = line;
         while !self.lines[at].0.iter().any(Entry::is_free) {
             at = self.next(at);
@@ -253,7 +256,8 @@ impl BlockTable {
 
     pub(super) fn key(&self, hash: &BlockHash) -> Key {
         let bits = u128::from_le_bytes(hash.0);
-        let (low, high) = (bits as u64, (bits >> 64) as u64);
+        let low = bits as u64;
+        let high = (bits >> 64) as u64;
         let product = u128::from(low ^ self.seeds[0]) * u128::from(high ^ self.seeds[1]);
         let folded = low ^ high.rotate_left(32);
         Key { mixed: product as u64 ^ (product >> 64) as u64, tag: (folded ^ (folded >> 32)) as u32 }
@@ -267,7 +271,8 @@ impl BlockTable {
     /// All lines are on their way from memory before anything depends on one. There is nothing
     /// between the loads, so that the core has begun all of them before it waits for the first.
     fn load<'a>(&self, hashes: impl Iterator<Item = &'a BlockHash>) -> ([Key; MANY], [Option<&Line>; MANY]) {
-        let (mut keys, mut homes) = ([Key::default(); MANY], [None; MANY]);
+        let mut keys = [Key::default(); MANY];
+        let mut homes = [None; MANY];
         for ((key, home), hash) in keys.iter_mut().zip(&mut homes).zip(hashes) {
             *key = self.key(hash);
             let part = &self.parts[key.part()];
@@ -285,7 +290,8 @@ impl BlockTable {
     /// The holders of up to `MANY` blocks, in their order.
     pub(super) fn get_many<'a>(&self, hashes: impl Iterator<Item = &'a BlockHash>) -> [Option<Holders>; MANY] {
         let (keys, homes) = self.load(hashes);
-        let (mut holders, mut elsewhere) = ([None; MANY], 0_u32);
+        let mut holders = [None; MANY];
+        let mut elsewhere = 0_u32;
         for n in 0..MANY {
             if let Some(line) = homes[n] {
                 let look = line.look(keys[n]);
@@ -336,7 +342,8 @@ mod tests {
         /// In one part, with homes that collide, growing and shrinking.
         #[test]
         fn block_table_part_matches_hash_map(operations in prop::collection::vec((0u64..60, prop::option::of(0u16..9)), 0..400)) {
-            let (mut part, mut map) = (Part::default(), HashMap::new());
+            let mut part = Part::default();
+            let mut map = HashMap::new();
             for (n, value) in operations {
                 let key = Key { mixed: (n % 7) << 45 | n, tag: n as u32 };
                 match value {

@@ -199,10 +199,12 @@ mod tests {
             blocks in 1u64..3000,
             held in prop::collection::vec(0u64..3000, 1..8),
         ) {
-            let (index, chain) = (PrefixIndex::new(1 << 20), chain(blocks));
+            let index = PrefixIndex::new(1 << 20);
+            let chain = chain(blocks);
             let mut expected = Vec::new();
             for (n, held) in held.into_iter().enumerate() {
-                let (node, held) = (NodeId::new(&format!("n{n}")).unwrap(), held.min(blocks));
+                let node = NodeId::new(&format!("n{n}")).unwrap();
+                let held = held.min(blocks);
                 let slot = index.add_node(&node, Generation(1)).unwrap();
                 let stored = chain[..held as usize].iter().map(|hash| KvEvent::Stored { hash: *hash, parent: None });
                 index.apply(&node, Generation(1), 0, &stored.collect::<Vec<_>>());

@@ -38,7 +38,8 @@ fn damage(folder: &Path, damage: &Damage) {
     let length = file.metadata().unwrap().len();
     match *damage {
         Damage::Flip(_, from, at, bits) if length > from => {
-            let (at, mut byte) = (from + at % (length - from), [0]);
+            let at = from + at % (length - from);
+            let mut byte = [0];
             file.read_exact_at(&mut byte, at).unwrap();
             file.write_all_at(&[byte[0] ^ bits], at).unwrap();
         }

@@ -102,7 +102,8 @@ impl Pair {
     }
 
     fn take(&mut self, step: &Step) {
-        let (store, options) = (self.store.as_mut().expect("open between steps"), &self.options);
+        let store = self.store.as_mut().expect("open between steps");
+        let options = &self.options;
         match *step {
             Step::Put(n) => {
                 let got = put(store, n, options);

@@ -52,12 +52,15 @@ fn readers_and_writers_on_threads_never_share_a_store_slot() {
     let todo = Arc::new(Mutex::new(todo));
     let threads: Vec<_> = (0..4)
         .map(|_| {
-            let (todo, sender) = (todo.clone(), sender.clone());
+            let todo = todo.clone();
+            let sender = sender.clone();
             std::thread::spawn(move || work(&todo, &sender))
         })
         .collect();
     let mut random = Random(3);
-    let (mut under_way, mut written, mut found) = (0, 0, 0);
+    let mut under_way = 0;
+    let mut written = 0;
+    let mut found = 0;
     for _ in 0..3000 {
         let n = random.below(3 * SLOTS);
         let job = match random.below(3) {

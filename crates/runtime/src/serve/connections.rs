@@ -251,7 +251,8 @@ mod tests {
 
     #[test]
     fn accept_backoff_grows_to_a_bound_and_warns_now_and_then() {
-        let (mut backoff, now) = (Backoff::default(), crate::now());
+        let mut backoff = Backoff::default();
+        let now = crate::now();
         let waits: Vec<_> = (0..12).map(|_| backoff.on_failure(now)).collect();
         assert_eq!(waits[0], (Duration::from_millis(5), true));
         assert_eq!(waits[1], (Duration::from_millis(10), false));

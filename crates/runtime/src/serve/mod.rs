@@ -136,7 +136,8 @@ impl Port {
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         X: Clone + Send + Sync + 'static,
     {
-        let (end, tasks) = (tasks.clone(), tasks.clone());
+        let end = tasks.clone();
+        let tasks = tasks.clone();
         let builder = Arc::new(self.builder());
         let read_rate = Arc::new(ReadRate::new(crate::now()));
         end.clone().spawn(format!("{} server", self.name), async move {
@@ -209,7 +210,8 @@ impl Accepting {
     /// The next connection that there is room for. Can be dropped: what it has accepted is given
     /// back at once.
     async fn next(&mut self, port: &Port) -> Option<(Arc<TcpStream>, Arc<Slot>)> {
-        let (name, connections) = (port.name, port.connections.open());
+        let name = port.name;
+        let connections = port.connections.open();
         let stream = match port.listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) if is_of_the_peer(&error) => return None,
@@ -296,7 +298,8 @@ impl Connection {
                         return;
                     }
                     // A request that is on its way is still served.
-                    (timed_out, ending) = (true, true);
+                    timed_out = true;
+                    ending = true;
                     served.as_mut().graceful_shutdown();
                 }
                 () = crate::sleep(LAST_REQUEST), if timed_out && !self.slot.is_busy() => return,

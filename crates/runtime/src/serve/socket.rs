@@ -86,7 +86,8 @@ impl AsyncRead for Socket {
                     self.read += bytes;
                     let until = self.read_rate.read(bytes, crate::now()).filter(|_| self.read > BYTES_AT_ONCE);
                     if let Some(until) = until {
-                        (self.read, self.waits) = (0, Some(Box::pin(crate::sleep_until(until))));
+                        self.read = 0;
+                        self.waits = Some(Box::pin(crate::sleep_until(until)));
                     }
                     return Poll::Ready(Ok(()));
                 }

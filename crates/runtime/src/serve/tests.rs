@@ -37,7 +37,9 @@ impl Server {
     async fn speaking(protocol: Protocol, limits: ConnectionLimits, max: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (connections, tasks, open) = (Connections::new(max), TaskSet::new(), Arc::new(AtomicUsize::new(0)));
+        let connections = Connections::new(max);
+        let tasks = TaskSet::new();
+        let open = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&open);
         let begin = move || {
             counted.fetch_add(1, Ordering::SeqCst);
@@ -64,7 +66,8 @@ impl Server {
                     axum::body::Body::from_stream(tokio_stream::iter(frames))
                 }),
             );
-        let (shutdown, counted) = (Shutdown::new(), connections.clone());
+        let shutdown = Shutdown::new();
+        let counted = connections.clone();
         let leaves = Some(shutdown.clone());
         Port { name: "test", listener, protocol, limits, connections: counted, leaves }.serve(router, &tasks);
         Self { address, connections, tasks, shutdown, open }
@@ -230,7 +233,10 @@ async fn drain_sends_goaway_and_lets_open_requests_go_on() {
 async fn many_http2_stream_resets_do_not_close_the_connection() {
     // HPACK (RFC 7541 appendix A): GET / over http, authority x.
     const GET: &[u8] = &[0x82, 0x84, 0x86, 0x41, 1, b'x'];
-    let (headers, reset, settings, end) = (1, 3, 4, 0x5);
+    let headers = 1;
+    let reset = 3;
+    let settings = 4;
+    let end = 0x5;
     let server = Server::speaking(Protocol::Http2, ConnectionLimits::default(), 8).await;
     let mut gateway = server.connect().await;
     let mut sent = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(settings, 0, 0, &[])].concat();

@@ -376,7 +376,8 @@ mod tests {
 
     #[test]
     fn each_admission_policy_refuses_by_its_own_estimates() {
-        let (fine, slow) = (assessment(), DecodeLoad { tbt: SECOND, tbt_high: SECOND, kv_share: 0.5, others: 3.0 });
+        let fine = assessment();
+        let slow = DecodeLoad { tbt: SECOND, tbt_high: SECOND, kv_share: 0.5, others: 3.0 };
         let full = Some(DecodeLoad { kv_share: 1.1, ..fine.decode_now.unwrap() });
         assert_eq!(verdicts(&fine), [true; 3]);
         assert_eq!(verdicts(&Assessment { ttft: 31 * SECOND, ttft_high: 40 * SECOND, ..fine }), [true, false, false]);

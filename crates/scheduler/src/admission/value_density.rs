@@ -150,7 +150,8 @@ mod tests {
     /// So many prompts that each take a second arrive in a second, at 8 nodes. How many of 100
     /// longer ones of the same size are admitted then.
     fn taken(per_second: u32, priority: i32) -> usize {
-        let (mut policy, start) = (ValueDensity::default(), assessment().now);
+        let mut policy = ValueDensity::default();
+        let start = assessment().now;
         let busy = |n: u32| Assessment { now: start + n * SECOND / per_second, ttft: 20 * SECOND, ..assessment() };
         let _ = (0..512).filter(|n| policy.admit(&busy(*n)).is_ok()).count();
         let dear = |n: u32| Assessment { compute: 15 * SECOND, priority, ..busy(512 + n) };
@@ -166,7 +167,8 @@ mod tests {
 
     #[test]
     fn value_density_admits_a_lone_request_after_a_burst() {
-        let (mut policy, start) = (ValueDensity::default(), assessment().now);
+        let mut policy = ValueDensity::default();
+        let start = assessment().now;
         let busy = |n: u32| Assessment { now: start + n * SECOND / 100, ttft: 20 * SECOND, ..assessment() };
         let _ = (0..512).filter(|n| policy.admit(&busy(*n)).is_ok()).count();
         let dear = Assessment { compute: 15 * SECOND, ..busy(600) };
@@ -177,7 +179,8 @@ mod tests {
 
     #[test]
     fn value_density_without_objective_admits_to_a_short_queue() {
-        let (mut policy, start) = (ValueDensity::default(), assessment().now);
+        let mut policy = ValueDensity::default();
+        let start = assessment().now;
         let busy = |n: u32| Assessment {
             now: start + n * SECOND / 100,
             slo: Slo::default(),
@@ -193,7 +196,8 @@ mod tests {
     #[test]
     fn value_density_queues_request_while_objective_leaves_time() {
         let policy = ValueDensity::default();
-        let (slo, room) = (assessment().slo, Excess::KvBlocks { share: 1.1 });
+        let slo = assessment().slo;
+        let room = Excess::KvBlocks { share: 1.1 };
         assert_eq!(policy.queue_for(slo, 10 * SECOND, &room), Some(HOLD));
         assert_eq!(policy.queue_for(slo, 30 * SECOND, &room), None);
         assert_eq!(policy.queue_for(Slo::default(), SECOND, &room), None, "nothing says how long");

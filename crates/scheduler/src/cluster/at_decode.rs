@@ -60,11 +60,14 @@ impl Cluster {
         node: &ClusterNode,
         held: u32,
     ) -> PromptAtDecode {
-        let (request, info, charges) = (sized.request, node.info(), &node.charges);
+        let request = sized.request;
+        let info = node.info();
+        let charges = &node.charges;
         let block_tokens = info.layout.block_tokens;
         // The last token is always computed.
         let held = held.min(request.prompt_tokens.saturating_sub(1) / block_tokens);
-        let (matched_tokens, chunk) = (held * block_tokens, chunk_beside_batch(node));
+        let matched_tokens = held * block_tokens;
+        let chunk = chunk_beside_batch(node);
         let chunks = (request.prompt_tokens - matched_tokens).div_ceil(chunk).max(1);
         let cost = &self.costs[node.class].1.prefill;
         let alone = node.speed.seconds(cost.prompt(request.prompt_tokens, matched_tokens));
@@ -245,7 +248,8 @@ mod tests {
     }
 
     fn with_prompts_at_decode(now: Instant, prompts_at_decode: PromptsAtDecode, prefill: &[&str]) -> Cluster {
-        let (takes_partial_prefills, slow_start) = (false, Duration::ZERO);
+        let takes_partial_prefills = false;
+        let slow_start = Duration::ZERO;
         let config =
             ClusterConfig { prompts_at_decode, takes_partial_prefills, slow_start, ..ClusterConfig::default() };
         let mut cluster = Cluster::new(config, Policies::default());

@@ -294,7 +294,8 @@ impl Cluster {
     ) -> Result<Vec<DecodeCandidate<'_>>, Refusal> {
         let request = sized.request;
         let mut nodes = self.usable(NodeRole::Decode, request.exclude)?;
-        let (prompt, output) = (request.prompt_tokens, request.max_tokens);
+        let prompt = request.prompt_tokens;
+        let output = request.max_tokens;
         nodes.retain(|node| fits_decode(sized, node));
         if nodes.is_empty() {
             let message = format!("{prompt} prompt and {output} output tokens do not fit any decode node");
@@ -339,7 +340,8 @@ impl Cluster {
         let best_room = all.iter().map(|node| free_blocks(node)).max().unwrap_or(0);
         let needs = all.iter().map(|node| sized.needs(node).blocks).min().unwrap_or(0);
         let soonest = all.iter().filter_map(|node| self.next_end(now, node)).min();
-        let (prompt, output) = (sized.request.prompt_tokens, sized.request.max_tokens);
+        let prompt = sized.request.prompt_tokens;
+        let output = sized.request.max_tokens;
         let message = format!(
             "no decode node has room for {prompt} prompt and {output} output tokens: {needs} blocks wanted, \
              {best_room} free at most"
@@ -350,7 +352,8 @@ impl Cluster {
     fn decode_candidate<'a>(&self, sized: SizedRequest<'_>, node: &'a ClusterNode, held: u32) -> DecodeCandidate<'a> {
         let info = node.info();
         let charges = &node.charges;
-        let (sequences, kv_tokens) = (charges.sequences() as f64, charges.kv_tokens as f64);
+        let sequences = charges.sequences() as f64;
+        let kv_tokens = charges.kv_tokens as f64;
         let prompt_blocks = info.layout.blocks_for(sized.request.prompt_tokens as usize);
         let bytes = prompt_blocks.saturating_sub(held as usize) as f64 * info.layout.block_bytes_all_layers() as f64;
         let (push, push_last_layer) = self.transfers.push_seconds(&info.node, bytes, info.layout.num_layers);
@@ -406,7 +409,8 @@ fn no_prefill_node<T>(now: Instant, tokens: u32, full: &[&ClusterNode]) -> Resul
         return refuse(ErrorKind::Invalid, message, None);
     }
     let queue = |node: &&ClusterNode| node.charges.backlog.total(now) / node.charges.pending().max(1) as f64;
-    let (soonest, full) = (full.iter().map(queue).fold(f64::INFINITY, f64::min), full.len());
+    let soonest = full.iter().map(queue).fold(f64::INFINITY, f64::min);
+    let full = full.len();
     let message = format!("the queues of all {full} prefill nodes are full");
     refuse(ErrorKind::Overloaded, message, Some(duration(soonest)))
 }

@@ -38,7 +38,8 @@ impl Cluster {
         if let Some(DeclaredPrefill { node, terms, tokens }) = &declared.prefill
             && charged(&mut self.nodes, node).is_some()
         {
-            let (terms, tokens) = (*terms, (*tokens).max(1));
+            let terms = *terms;
+            let tokens = (*tokens).max(1);
             let prompt = QueuedPrompt { key, arrived: charge.placed, terms, tokens, deadline: None };
             charge.prefill = self.charge_prefill(now, &node.0, prompt);
         }
@@ -46,14 +47,16 @@ impl Cluster {
     }
 
     fn declared_decode(&mut self, now: Instant, declared: &Declared, start: &NodeStart) -> Option<DecodeCharge> {
-        let (prompt_tokens, max_tokens) = (declared.prompt_tokens, declared.max_tokens);
+        let prompt_tokens = declared.prompt_tokens;
+        let max_tokens = declared.max_tokens;
         let output_tokens = self.output_lengths.expected_left(0, max_tokens);
         let node = charged(&mut self.nodes, start)?;
         let Needs { blocks, kv_tokens } = Needs::of((prompt_tokens, max_tokens), output_tokens, node);
         let ago = |time: Duration| now.checked_sub(time).unwrap_or(now);
         let placed = ago(declared.placed_ago);
         let begins = declared.first_token_ago.map_or(placed + declared.ttft, ago);
-        let (tbt, begun) = (declared.tbt, declared.first_token_ago.is_some());
+        let tbt = declared.tbt;
+        let begun = declared.first_token_ago.is_some();
         Some(DecodeCharge { blocks, prompt_tokens, max_tokens, kv_tokens, tbt, begins, begun, charged: placed })
     }
 }
@@ -87,7 +90,8 @@ mod tests {
         let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
         cluster.declare(now, &declared());
         cluster.declare(now, &declared());
-        let (prefill, decode) = (cluster.node(&id("p0")).unwrap(), cluster.node(&id("d0")).unwrap());
+        let prefill = cluster.node(&id("p0")).unwrap();
+        let decode = cluster.node(&id("d0")).unwrap();
         assert_eq!((prefill.charges.pending(), prefill.placed(), decode.placed()), (1, 1, 1));
         assert_eq!((decode.charges.blocks, decode.charges.sequences()), (11, 1));
         assert_eq!(decode.charges.decoding_now().sequences, 0.0, "its first token is not out");

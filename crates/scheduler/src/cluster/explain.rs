@@ -185,8 +185,10 @@ impl Cluster {
     ) -> Explanation {
         self.on_tick(now);
         let request = &self.bounded(request);
-        let (sized, matches) = (self.sized(request), self.matches(request));
-        let (policy, mut admission) = (self.placement.boxed_clone(), self.admission.boxed_clone());
+        let sized = self.sized(request);
+        let matches = self.matches(request);
+        let policy = self.placement.boxed_clone();
+        let mut admission = self.admission.boxed_clone();
         let (chosen, rows) = self.look(now, sized, &matches, &*policy, Some(RowLimit::ALL), rng);
         let decision = chosen.and_then(|chosen| {
             let assessment = self.assess(now, sized, &chosen);
@@ -337,11 +339,13 @@ fn verdict_on(candidate: usize, chosen: Option<usize>) -> Verdict {
 }
 
 fn left_out_prefill(node: &ClusterNode, verdict: Verdict) -> PrefillExplanation {
-    let (pending, node) = (node.charges.pending(), node.info().node.clone());
+    let pending = node.charges.pending();
+    let node = node.info().node.clone();
     PrefillExplanation { node, verdict, pending, local: None, fetch: None, cost: None }
 }
 
 fn left_out_decode(node: &ClusterNode, verdict: Verdict) -> DecodeExplanation {
-    let (sequences, node) = (node.charges.sequences(), node.info().node.clone());
+    let sequences = node.charges.sequences();
+    let node = node.info().node.clone();
     DecodeExplanation { node, verdict, sequences, tbt: None, push: None, prompt: None }
 }

@@ -38,7 +38,8 @@ impl Cluster {
         others: DecodeForecast,
         newcomer: DecodeForecast,
     ) -> DecodeLoad {
-        let (sequences, kv_tokens) = (others.sequences + newcomer.sequences, others.kv_tokens + newcomer.kv_tokens);
+        let sequences = others.sequences + newcomer.sequences;
+        let kv_tokens = others.kv_tokens + newcomer.kv_tokens;
         let total = f64::from(node.info().layout.num_blocks).max(1.0);
         let kv_share = (others.blocks + newcomer.blocks) / total;
         DecodeLoad {

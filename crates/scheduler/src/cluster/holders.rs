@@ -56,7 +56,8 @@ impl Cluster {
             return false;
         }
         let failed = self.pauses.paused(now).filter(|(from, _)| from == holder);
-        let (mut readers, mut is_own) = (0, false);
+        let mut readers = 0;
+        let mut is_own = false;
         for (_, to) in failed {
             readers += 1;
             is_own |= to == reader;

@@ -77,7 +77,8 @@ impl Cluster {
     /// Whether the node's steps with the sequence keep to its objective, and to those of the ones
     /// that are there.
     fn keeps_paces(&self, node: &ClusterNode, charge: &DecodeCharge, tokens: u32) -> bool {
-        let (sequences, kv_tokens) = (node.charges.sequences() as f64, node.charges.kv_tokens as f64);
+        let sequences = node.charges.sequences() as f64;
+        let kv_tokens = node.charges.kv_tokens as f64;
         let without = self.high_step_seconds(node, sequences, kv_tokens);
         let with = self.high_step_seconds(node, sequences + 1.0, kv_tokens + f64::from(tokens));
         charge.tbt.is_none_or(|limit| with <= limit.as_secs_f64()) && !node.charges.has_tbt_limit_in(without, with)
@@ -111,7 +112,9 @@ impl Cluster {
 /// Blocks that are left at a node once it has the sequence and room for it to grow. `None` if it
 /// has no room, or no slot: a migrated sequence does not wait there.
 fn spare_blocks(node: &ClusterNode, charge: &DecodeCharge, tokens: u32) -> Option<usize> {
-    let (load, layout, profile) = (node.load(), &node.info().layout, &node.info().profile);
+    let load = node.load();
+    let layout = &node.info().layout;
+    let profile = &node.info().profile;
     let total = charge.prompt_tokens.saturating_add(charge.max_tokens).min(node.info().context_length) as usize;
     let most = layout.blocks_for(total.saturating_sub(1));
     if most > layout.num_blocks as usize {

@@ -240,7 +240,9 @@ impl Cluster {
 
     /// Decides by other rules from now on. What is known of the nodes, and what is charged, stays.
     pub fn set_rules(&mut self, config: ClusterConfig, policies: Policies) {
-        (self.config, self.placement, self.admission) = (config, policies.placement, policies.admission);
+        self.config = config;
+        self.placement = policies.placement;
+        self.admission = policies.admission;
     }
 
     /// Every node, those that left lately included: prefill nodes before decode nodes, by name.

@@ -62,7 +62,8 @@ impl Cluster {
         if !self.config.takes_partial_prefills || !request.wants_decode || request.bypass_cache {
             return None;
         }
-        let (from, to) = (self.nodes.get(prefill)?, self.nodes.get(decode?.node)?);
+        let from = self.nodes.get(prefill)?;
+        let to = self.nodes.get(decode?.node)?;
         let is_able = |node: &ClusterNode| node.info().takes_partial_prefills;
         let is_alike = from.info().kv_class == to.info().kv_class
             && from.info().layout.block_tokens == to.info().layout.block_tokens;
@@ -108,7 +109,8 @@ impl Cluster {
         let head = from.speed.seconds(self.costs[from.class].1.prefill.prompt(head_end, plan.matched_tokens));
         // As the node cuts it into chunks.
         let chunk = self.costs[from.class].1.prefill.chunk_rows().max(1);
-        let (rows, most) = (head_end - plan.matched_tokens, chunk.saturating_mul(SPLIT_CHUNKS as u32));
+        let rows = head_end - plan.matched_tokens;
+        let most = chunk.saturating_mul(SPLIT_CHUNKS as u32);
         let last = rows - (rows.saturating_sub(most)).div_ceil(chunk) * chunk;
         let last = seconds(from, head_end, head_end - last);
         let alone = seconds(to, tokens, head_end);
@@ -157,7 +159,8 @@ mod tests {
         let mut cluster = Cluster::new(ClusterConfig::default(), Policies::default());
         for (name, role) in [("p0", NodeRole::Prefill), ("d0", NodeRole::Decode)] {
             let mut info = info(name, role, 1);
-            (info.layout.num_layers, info.layout.num_blocks) = (30, 1000);
+            info.layout.num_layers = 30;
+            info.layout.num_blocks = 1000;
             change(&mut info);
             cluster.on_node_joined(now, info);
         }
@@ -210,10 +213,12 @@ mod tests {
         let now = Instant::now();
         let mut cluster = pair(now, |_| {});
         let mut other = info("d1", NodeRole::Decode, 1);
-        (other.layout.num_layers, other.layout.num_blocks) = (30, 1000);
+        other.layout.num_layers = 30;
+        other.layout.num_blocks = 1000;
         cluster.on_node_joined(now, other);
         let split = placed(&mut cluster, now, &long(0, 1600));
-        let (was, other): (NodeId, NodeId) = (split.decode.unwrap(), "d1".parse().unwrap());
+        let was: NodeId = split.decode.unwrap();
+        let other: NodeId = "d1".parse().unwrap();
         let other = if was == other { "d0".parse().unwrap() } else { other };
         assert!(split.partial_prefill_tokens > 0 && !cluster.nodes.get(&was).unwrap().charges.is_zero());
         cluster.change_decode_node(now, key(0), &other);

@@ -134,7 +134,8 @@ impl Cluster {
             node.charges.backlog.settle(now);
         }
         let request = &self.bounded(request);
-        let (sized, matches) = (self.sized(request), self.matches(request));
+        let sized = self.sized(request);
+        let matches = self.matches(request);
         let (chosen, rows) = self.look(now, sized, &matches, &*self.placement, keep, rng);
         let placed = chosen.and_then(|chosen| self.take_in(now, sized, chosen, &matches));
         (placed.map_err(|refusal| self.keep_retryable(request.key, refusal)), rows)
@@ -404,7 +405,8 @@ impl Cluster {
 
 fn decode_charge((now, begins): (Instant, Instant), sized: SizedRequest<'_>, node: &ClusterNode) -> DecodeCharge {
     let Needs { blocks, kv_tokens } = sized.needs(node);
-    let (prompt_tokens, max_tokens) = (sized.request.prompt_tokens, sized.request.max_tokens);
+    let prompt_tokens = sized.request.prompt_tokens;
+    let max_tokens = sized.request.max_tokens;
     let tbt = sized.request.slo.tbt.map(|Tbt(limit)| limit);
     DecodeCharge { blocks, prompt_tokens, max_tokens, kv_tokens, tbt, begins, begun: false, charged: now }
 }

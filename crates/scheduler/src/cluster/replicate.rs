@@ -199,7 +199,8 @@ impl Cluster {
     }
 
     fn may_replicate_to(&self, now: Instant, node: &ClusterNode, prefix: &CachedPrefix<'_>) -> bool {
-        let (info, chain) = (node.info(), &prefix.chain.hashes);
+        let info = node.info();
+        let chain = &prefix.chain.hashes;
         let held = prefix.matches.of(node) as usize;
         let is_free = || self.replications.under_way.values().all(|replication| replication.to != info.node);
         let is_due =
@@ -229,7 +230,8 @@ impl Cluster {
 
     fn begin_replication(&mut self, now: Instant, order: &ReplicationOrder) {
         let Some(prefix) = order.hashes.last().copied() else { return };
-        let (from, bytes) = (order.fetch.from.clone(), order.fetch.bytes);
+        let from = order.fetch.from.clone();
+        let bytes = order.fetch.bytes;
         self.transfers.begin(&from, bytes);
         let charged = self.nodes.get(&from).map(|node| (from.clone(), node.info().generation));
         // Whatever becomes of it: what is evicted again so soon is not fetched again at once.

@@ -228,12 +228,14 @@ proptest! {
             let cached = (*taken).min(100);
             report(&mut cluster, start, n, Load { blocks_cached: cached, blocks_cold: (*cold).min(cached), waiting: *waiting, ..Load::default() });
         }
-        let (mut names, mut now) = (0.., start);
+        let mut names = 0..;
+        let mut now = start;
         let mut under_way: Vec<ReplicationOrder> = Vec::new();
         for outcome in outcomes {
             let orders = cluster.order_replications(now, &hot, &mut || key(names.next().unwrap()));
             for order in orders {
-                let (to, from) = (cluster.node(&order.to).unwrap(), cluster.node(&order.fetch.from).unwrap());
+                let to = cluster.node(&order.to).unwrap();
+                let from = cluster.node(&order.fetch.from).unwrap();
                 let chain = hot.iter().find(|hot| hot.hashes == order.hashes).unwrap();
                 let blocks = |node: &ClusterNode| cluster.matches_of(&order.hashes).of(node) as usize;
                 prop_assert!(blocks(to) < order.hashes.len() && blocks(from) == order.hashes.len());

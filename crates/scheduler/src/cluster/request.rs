@@ -31,14 +31,18 @@ impl Cluster {
     /// its steps take.
     pub fn decode_target(&self, node: &NodeId) -> Option<DecodeTarget> {
         let info = self.nodes.get(node).filter(|node| node.takes_grants())?.info();
-        let (node, generation, address) = (info.node.clone(), info.generation, info.address.clone());
+        let node = info.node.clone();
+        let generation = info.generation;
+        let address = info.address.clone();
         Some(DecodeTarget { node, generation, address, tbt: None })
     }
 
     /// The holder of a prefix, as its reader is told of it.
     pub fn fetch_source(&self, fetch: &PrefixFetch) -> Option<FetchSource> {
         let info = self.nodes.get(&fetch.from)?.info();
-        let (node, generation, address) = (info.node.clone(), info.generation, info.address.clone());
+        let node = info.node.clone();
+        let generation = info.generation;
+        let address = info.address.clone();
         Some(FetchSource { node, generation, address, tokens: fetch.tokens })
     }
 
@@ -57,7 +61,8 @@ impl Cluster {
             }
             BookEntry::Pushed { to, transfer } => {
                 let layers = self.nodes.get(to).map_or(1, |node| node.info().layout.num_layers);
-                let (exposed, elapsed) = (transfer.exposed.as_secs_f64(), transfer.elapsed.as_secs_f64());
+                let exposed = transfer.exposed.as_secs_f64();
+                let elapsed = transfer.elapsed.as_secs_f64();
                 self.transfers.observe_push(to, transfer.bytes, layers, exposed, elapsed);
             }
             BookEntry::FirstToken => self.on_first_token(now, key),

@@ -34,7 +34,8 @@ impl NodeTable {
 
     /// In place of the one that had its name, if there was one.
     pub(super) fn insert(&mut self, node: ClusterNode) {
-        let (name, role) = (node.info().node.clone(), node.info().role);
+        let name = node.info().node.clone();
+        let role = node.info().role;
         self.remove(&name);
         self.map_mut(role).insert(name, node);
     }

@@ -694,7 +694,8 @@ fn cluster_is_ready_only_if_a_request_could_be_served() {
         assert!(!cluster.is_ready(), "{nodes:?} drain");
         ready
     };
-    let (prefill, decode) = (("p0", NodeRole::Prefill), ("d0", NodeRole::Decode));
+    let prefill = ("p0", NodeRole::Prefill);
+    let decode = ("d0", NodeRole::Decode);
     for at_decode in [PromptsAtDecode::Never, PromptsAtDecode::Fallback, PromptsAtDecode::Short] {
         assert!(is_ready(at_decode, &[prefill, decode]));
         assert!(!is_ready(at_decode, &[prefill]) && !is_ready(at_decode, &[]));
@@ -724,7 +725,8 @@ fn node_forecast_is_of_its_charges_and_last_steps() {
     let idle = forecast(&cluster, &id("p0"));
     assert_eq!((idle.pending, idle.queue, idle.rows_per_second, idle.step), (0, Duration::ZERO, None, None));
     let placement = place(&mut cluster, now, &request(1, &[])).unwrap();
-    let (prefill, decode) = (placement.prefill, placement.decode.unwrap());
+    let prefill = placement.prefill;
+    let decode = placement.decode.unwrap();
     let busy = forecast(&cluster, &prefill);
     // 10 ms and 1 ms a token.
     assert_eq!((busy.pending, busy.queue.as_millis()), (1, 170));

@@ -327,7 +327,8 @@ mod tests {
         let truth = |rows: f64, attended: f64| 0.02 + 4e-4 * rows + 3e-7 * attended;
         let mut noise = Noise(1);
         for n in 0..400 {
-            let (rows, start) = ((1.0 + noise.next() * 511.0).floor(), (noise.next() * 4000.0).floor());
+            let rows = (1.0 + noise.next() * 511.0).floor();
+            let start = (noise.next() * 4000.0).floor();
             let attended = rows * start + rows * (rows + 1.0) / 2.0;
             let hiccup = if n % 50 == 7 { 30.0 } else { 1.0 };
             let seconds = truth(rows, attended) * (0.9 + 0.2 * noise.next()) * hiccup;
@@ -357,7 +358,9 @@ mod tests {
         let truth = |rows: f64, attended: f64| 0.005 + 4.5e-4 * rows + 3e-7 * attended;
         let profile = NodeProfile { prefill_per_token: 5e-4, ..NodeProfile::default() };
         for seed in 0..20 {
-            let (mut cost, factor, mut noise) = (ClassCost::new(&profile), SpeedFactor::default(), Noise(seed));
+            let mut cost = ClassCost::new(&profile);
+            let factor = SpeedFactor::default();
+            let mut noise = Noise(seed);
             for (rows, attended, steps) in phases {
                 for _ in 0..steps {
                     let seconds = truth(f64::from(rows), attended) * (0.6 + 0.8 * noise.next());
@@ -380,7 +383,8 @@ mod tests {
     #[test]
     fn cost_fit_ignores_invalid_step_times() {
         let mut cost = ClassCost::new(&NodeProfile { prefill_base: f64::NAN, ..NodeProfile::default() });
-        let (before, mut factor) = (cost.decode.step(4, 1000), SpeedFactor::default());
+        let before = cost.decode.step(4, 1000);
+        let mut factor = SpeedFactor::default();
         for seconds in [f64::NAN, -1.0, 0.0, f64::INFINITY] {
             cost.on_decode_step(Instant::now(), &mut factor, 4, 1000, seconds);
         }
@@ -391,7 +395,8 @@ mod tests {
     #[test]
     fn speed_factor_shows_node_slower_than_its_class() {
         let mut cost = ClassCost::new(&NodeProfile::default());
-        let (mut fast, mut slow) = (SpeedFactor::default(), SpeedFactor::default());
+        let mut fast = SpeedFactor::default();
+        let mut slow = SpeedFactor::default();
         for _ in 0..300 {
             cost.on_decode_step(Instant::now(), &mut fast, 8, 4000, 0.03);
             cost.on_decode_step(Instant::now(), &mut slow, 8, 4000, 0.09);

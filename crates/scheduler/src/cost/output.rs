@@ -93,7 +93,8 @@ mod tests {
         assert_eq!(lengths.expected_left(4000, 4096), 96.0, "longer than any: as long again, up to the limit");
         assert_eq!(lengths.mean(5), 5.0);
         assert_eq!(lengths.survival(5, 5), 1.0);
-        let (fresh, old) = (lengths.survival(0, 100), lengths.survival(50, 100));
+        let fresh = lengths.survival(0, 100);
+        let old = lengths.survival(50, 100);
         assert!((0.45..0.55).contains(&fresh) && old > 0.99, "{fresh} {old}");
         assert!(lengths.mean(64) < 64.0);
     }

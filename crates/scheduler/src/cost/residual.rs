@@ -73,7 +73,8 @@ mod tests {
 
     #[test]
     fn residual_quantiles_are_of_the_last_window() {
-        let (mut residuals, now) = (Residuals::default(), Instant::now());
+        let mut residuals = Residuals::default();
+        let now = Instant::now();
         for nonsense in [f64::NAN, -1.0, f64::INFINITY] {
             residuals.observe(now, 1.0, nonsense);
             residuals.observe(now, nonsense, f64::NAN);
@@ -91,7 +92,8 @@ mod tests {
 
     #[test]
     fn old_residuals_are_forgotten() {
-        let (mut residuals, now) = (Residuals::default(), Instant::now());
+        let mut residuals = Residuals::default();
+        let now = Instant::now();
         (0..100).for_each(|_| residuals.observe(now, 1.0, 9.0));
         (0..40).for_each(|n| residuals.observe(now + Duration::from_secs(n), 1.0, 1.5));
         residuals.forget_old(now + MEMORY);

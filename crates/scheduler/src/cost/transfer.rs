@@ -98,8 +98,8 @@ impl TransferCost {
     pub fn observe_push(&mut self, to: &NodeId, bytes: u64, layers: u32, exposed: f64, elapsed: f64) {
         // What comes before the first byte, as the wait for a grant, is no transfer's.
         let exposed = exposed.min(elapsed);
-        let (is_hidden, measured) =
-            (exposed <= 0.5 * elapsed, bytes as f64 / (elapsed - self.push.0).max(0.5 * elapsed));
+        let is_hidden = exposed <= 0.5 * elapsed;
+        let measured = bytes as f64 / (elapsed - self.push.0).max(0.5 * elapsed);
         // The transfer took the time, or it was faster than is known although compute made it wait.
         if bytes >= MIN_BYTES && (!is_hidden || measured > self.receiving(to)) {
             return learn(&mut self.receives, to.clone(), measured);
@@ -183,7 +183,8 @@ mod tests {
 
     #[test]
     fn transfer_cost_includes_bytes_in_flight_at_the_sender() {
-        let (a, b) = (NodeId::new("a").unwrap(), NodeId::new("b").unwrap());
+        let a = NodeId::new("a").unwrap();
+        let b = NodeId::new("b").unwrap();
         let mut cost = TransferCost::new(1e9);
         assert_eq!(cost.seconds(&a, &b, 2_000_000_000), 2.0);
         cost.begin(&a, 3_000_000_000);
@@ -197,7 +198,8 @@ mod tests {
 
     #[test]
     fn transfer_cost_uses_measured_bandwidth_of_a_node_pair() {
-        let (a, b) = (NodeId::new("a").unwrap(), NodeId::new("b").unwrap());
+        let a = NodeId::new("a").unwrap();
+        let b = NodeId::new("b").unwrap();
         let mut cost = TransferCost::new(1e9);
         cost.observe(&a, &b, 1 << 30, 0.0);
         assert_eq!(cost.pair(&a, &b), 1e9, "no time");
@@ -212,7 +214,8 @@ mod tests {
 
     #[test]
     fn transfer_cost_learns_fixed_cost_and_resists_outliers() {
-        let (a, b) = (NodeId::new("a").unwrap(), NodeId::new("b").unwrap());
+        let a = NodeId::new("a").unwrap();
+        let b = NodeId::new("b").unwrap();
         let mut cost = TransferCost::new(1e9);
         (0..60).for_each(|_| cost.observe(&a, &b, 100_000, 0.0021));
         assert!((cost.seconds(&b, &a, 100_000) - 0.0021).abs() < 1e-4, "{}", cost.seconds(&b, &a, 100_000));

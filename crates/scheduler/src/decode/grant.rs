@@ -81,7 +81,8 @@ impl DecodeCore {
         let key = request.key;
         let effect = match reply {
             Some(reply) => {
-                let (prefill, prefill_generation) = (request.prefill, request.prefill_generation);
+                let prefill = request.prefill;
+                let prefill_generation = request.prefill_generation;
                 DecodeEffect::OpenGrant { key, prefill, prefill_generation, reply }
             }
             None => DecodeEffect::RefuseGrant { key, refused: self.no_room(&request) },
@@ -150,7 +151,8 @@ impl DecodeCore {
     }
 
     fn no_room(&self, request: &GrantRequest) -> Refused {
-        let (prompt, output) = (request.prompt_tokens, request.max_tokens);
+        let prompt = request.prompt_tokens;
+        let output = request.max_tokens;
         let missing = match self.needed_blocks(request) {
             Ok(needed) => {
                 let matched = self.held_of(request);
@@ -173,7 +175,8 @@ impl DecodeCore {
             return;
         }
         sequence.arrived_bytes = sequence.arrived_bytes.saturating_add(bytes);
-        let (arrived, expected) = (sequence.arrived_bytes, sequence.expected_bytes);
+        let arrived = sequence.arrived_bytes;
+        let expected = sequence.expected_bytes;
         if arrived > expected {
             let message = format!("{arrived} bytes arrived under a grant of {expected}");
             self.end(key, Outcome::Failed, Some(failed(ErrorKind::DataLoss, message)));
@@ -316,8 +319,8 @@ impl DecodeCore {
         }
         let needed = self.needed_blocks(request)?;
         self.check_step_time(request)?;
-        let (open, limit) =
-            (self.sequences.len().max(self.grants.len()), self.config.max_running + self.config.max_waiting);
+        let open = self.sequences.len().max(self.grants.len());
+        let limit = self.config.max_running + self.config.max_waiting;
         if open >= limit {
             return refused(ErrorKind::Overloaded, format!("{open} sequences are granted or running, as many as may"));
         }
@@ -326,8 +329,9 @@ impl DecodeCore {
 
     fn needed_blocks(&self, request: &GrantRequest) -> Result<Needed, Refused> {
         let model = &self.config.model;
-        let (prompt, given, context) =
-            (request.prompt_tokens as usize, request.tokens(), model.context_length as usize);
+        let prompt = request.prompt_tokens as usize;
+        let given = request.tokens();
+        let context = model.context_length as usize;
         let max_total_tokens = prompt.saturating_add(request.max_tokens as usize).min(context);
         if prompt == 0 || max_total_tokens < given + 2 {
             let message = format!(
@@ -336,7 +340,8 @@ impl DecodeCore {
             );
             return refused(ErrorKind::Invalid, message);
         }
-        let (hashes, full) = (request.block_hashes.len(), given / model.block_tokens());
+        let hashes = request.block_hashes.len();
+        let full = given / model.block_tokens();
         if hashes != full {
             return refused(ErrorKind::Invalid, format!("{hashes} block hashes for {full} full blocks of the prompt"));
         }
@@ -446,7 +451,8 @@ impl DecodeCore {
         let open = grant.filter(|grant| self.grants.contains_key(grant));
         let (quarantined, held) = match phase {
             Phase::Granted => {
-                let (held, receiving) = (&blocks[..held_blocks], &blocks[held_blocks..head_blocks]);
+                let held = &blocks[..held_blocks];
+                let receiving = &blocks[held_blocks..head_blocks];
                 self.pool.release(held);
                 self.pool.release(&blocks[head_blocks..]);
                 self.pool.quarantine(receiving);

@@ -25,7 +25,8 @@ impl DecodeCore {
     /// A conductor wants a prompt computed, and answered, here. One that is here already is
     /// ignored; one that cannot be taken fails at once.
     pub fn on_submit(&mut self, now: Instant, job: PrefillJob) {
-        let (key, conductor) = (job.key, job.conductor);
+        let key = job.key;
+        let conductor = job.conductor;
         if self.sequences.contains_key(&key) {
             return;
         }
@@ -97,7 +98,8 @@ impl DecodeCore {
     /// Most tokens of prompt and output together, if the job can be taken.
     fn check_job(&self, job: &PrefillJob) -> Result<usize, Refused> {
         let refuse = |kind, message| Err(Refused { kind, message });
-        let (model, tokens) = (&self.config.model, job.tokens.len());
+        let model = &self.config.model;
+        let tokens = job.tokens.len();
         let prompt = tokens.saturating_sub(job.output_tokens as usize);
         let context = model.context_length as usize;
         if self.draining {
@@ -118,7 +120,8 @@ impl DecodeCore {
             let message = format!("{tokens} tokens are here of {max_total_tokens}: nothing to decode");
             return refuse(ErrorKind::Invalid, message);
         }
-        let (blocks, total) = (model.layout.blocks_for(max_total_tokens - 1), model.layout.num_blocks as usize);
+        let blocks = model.layout.blocks_for(max_total_tokens - 1);
+        let total = model.layout.num_blocks as usize;
         if blocks > total {
             let message = format!(
                 "{prompt} prompt and {} output tokens take {blocks} blocks, the node has {total}",
@@ -126,7 +129,8 @@ impl DecodeCore {
             );
             return refuse(ErrorKind::Invalid, message);
         }
-        let (open, limit) = (self.sequences.len(), self.config.max_running + self.config.max_waiting);
+        let open = self.sequences.len();
+        let limit = self.config.max_running + self.config.max_waiting;
         if open >= limit {
             let message = format!("{open} sequences are granted, waiting or running, as many as may");
             return refuse(ErrorKind::Overloaded, message);
@@ -158,7 +162,8 @@ impl DecodeCore {
         logprobs: Option<TokenLogprobs>,
     ) -> Option<FinishReason> {
         let sequence = self.sequences.get_mut(&key)?;
-        let (local, handed_off) = (sequence.local.as_mut()?, sequence.handed_off.as_mut()?);
+        let local = sequence.local.as_mut()?;
+        let handed_off = sequence.handed_off.as_mut()?;
         Arc::make_mut(&mut handed_off.tokens).push(token);
         let finish = handed_off.finish(sequence.max_total_tokens);
         let conductor = handed_off.conductor;
@@ -178,7 +183,8 @@ impl DecodeCore {
     pub(super) fn end_local(&mut self, key: RequestKey, refused: &Refused) -> bool {
         let Some(sequence) = self.sequences.get(&key).filter(|sequence| !sequence.ended) else { return false };
         let Some(handed_off) = sequence.handed_off.as_ref().filter(|_| sequence.is_prompt()) else { return false };
-        let (conductor, event) = (handed_off.conductor, PrefillEvent::Failed(refused.clone()));
+        let conductor = handed_off.conductor;
+        let event = PrefillEvent::Failed(refused.clone());
         self.effects.push_back(DecodeEffect::EmitPrefill { conductor, key, event });
         self.end(key, Outcome::Failed, None);
         true

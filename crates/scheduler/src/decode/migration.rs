@@ -71,7 +71,8 @@ impl DecodeCore {
             return refuse(ErrorKind::Overloaded, "others wait for room".into());
         }
         let coming = self.sequences.values().filter(|sequence| sequence.phase == Phase::Fetching && !sequence.ended);
-        let (occupied, slots) = (self.running.len() + self.waiting.len() + coming.count(), self.config.max_running);
+        let occupied = self.running.len() + self.waiting.len() + coming.count();
+        let slots = self.config.max_running;
         if occupied >= slots {
             let message = format!("{occupied} sequences come, wait or run, as many as run at once");
             return refuse(ErrorKind::Overloaded, message);
@@ -82,7 +83,9 @@ impl DecodeCore {
     /// A sequence of another decode node is to go on here. It is taken if it need not wait; at its
     /// own node it waits already.
     pub(super) fn on_resume(&mut self, now: Instant, job: PrefillJob) {
-        let (key, conductor, source) = (job.key, job.conductor, job.fetch.clone());
+        let key = job.key;
+        let conductor = job.conductor;
+        let source = job.fetch.clone();
         let occupied = self.check_takes_sequences().and_then(|()| self.local_sequence(now, job));
         match occupied.and_then(|sequence| self.slot(key, sequence)) {
             Ok(()) => self.bring(now, key, source),
@@ -162,7 +165,8 @@ impl DecodeCore {
         let Some(handed_off) = &sequence.handed_off else { return };
         sequence.phase = Phase::Waiting;
         self.waiting.insert(sequence.turn, key);
-        let (conductor, held) = (handed_off.conductor, sequence.num_computed_tokens / block_tokens);
+        let conductor = handed_off.conductor;
+        let held = sequence.num_computed_tokens / block_tokens;
         self.effects.push_back(DecodeEffect::AnswerMigration { conductor, key, result: Ok(report) });
         self.start_load(now, key, held);
         self.plan_step(now);

@@ -246,7 +246,8 @@ impl DecodeCore {
     pub fn on_wakeup(&mut self, now: Instant) {
         while let Some(key) = self.deadlines.pop_due(now) {
             let Some(sequence) = self.sequences.get(&key) else { continue };
-            let (arrived, expected) = (sequence.arrived_bytes, sequence.expected_bytes);
+            let arrived = sequence.arrived_bytes;
+            let expected = sequence.expected_bytes;
             let message = format!("{arrived} of {expected} bytes came, and no more within {:?}", self.config.grant_ttl);
             self.end(key, Outcome::Failed, Some(failed(ErrorKind::Unavailable, message)));
         }

@@ -116,7 +116,8 @@ impl DecodeCore {
         let key = *self.tails.iter().filter(|key| may_begin || has_begun(key)).find(can_go_on)?;
         let sequence = self.sequences.get_mut(&key)?;
         let tokens = sequence.given_tokens - sequence.tail.as_ref()?.from;
-        let (here, part) = (sequence.head_layers(num_layers), sequence.step_sequence(key, tokens)?);
+        let here = sequence.head_layers(num_layers);
+        let part = sequence.step_sequence(key, tokens)?;
         let most = slice_layers(self.config.prompt_budget as u32, num_layers, tokens as u32);
         sequence.in_step = true;
         let tail = sequence.tail.as_mut()?;
@@ -144,12 +145,14 @@ impl DecodeCore {
         let sequence = self.sequences.get_mut(&key)?;
         let Some((token, logprobs)) = output.sampled else {
             if let Some(tail) = &mut sequence.tail {
-                (tail.layers, tail.hidden) = (layers.end, output.hidden);
+                tail.layers = layers.end;
+                tail.hidden = output.hidden;
             }
             return None;
         };
         if sequence.phase == Phase::Granted {
-            let (arrived, expected) = (sequence.arrived_bytes, sequence.expected_bytes);
+            let arrived = sequence.arrived_bytes;
+            let expected = sequence.expected_bytes;
             let message = format!("all layers were said to be here with {arrived} of {expected} bytes");
             self.fail(key, Refused { kind: ErrorKind::DataLoss, message });
             return None;

@@ -45,8 +45,8 @@ impl DecodeCore {
             return false;
         }
         let blocks = held..held + stored;
-        let (hashes, destinations) =
-            (sequence.hashes[blocks.clone()].to_vec(), sequence.blocks[blocks.clone()].to_vec());
+        let hashes = sequence.hashes[blocks.clone()].to_vec();
+        let destinations = sequence.blocks[blocks.clone()].to_vec();
         sequence.loading = Some(blocks);
         sequence.phase = Phase::Waiting;
         self.effects.push_back(DecodeEffect::Tier(TierEffect::Load { key, hashes, destinations }));

@@ -225,7 +225,8 @@ impl Candidacy {
 
     /// It leads no more. Gives the lease that is to be revoked.
     pub fn on_resigned(&mut self) -> Option<i64> {
-        (self.own, self.without_nodes) = (None, 0);
+        self.own = None;
+        self.without_nodes = 0;
         self.leadership = Leadership::Unknown;
         self.lease.take()
     }
@@ -260,7 +261,8 @@ impl Candidacy {
         if self.lease == Some(key.lease) {
             return self.lead(key.lease, key.create_revision);
         }
-        (self.own, self.vacant) = (None, 0);
+        self.own = None;
+        self.vacant = 0;
         self.leadership = if key.leader.id == self.candidate.id {
             // Of a lease that it had before, which is about to end.
             Leadership::Unknown

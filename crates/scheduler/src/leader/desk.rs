@@ -377,7 +377,8 @@ impl<E> Desk<E> {
             self.role = Role::Leaderless;
             return false;
         }
-        (self.term, self.latest) = (term, term);
+        self.term = term;
+        self.latest = term;
         self.role = Role::Leads { settles: Some(now + settle) };
         self.placed.declared(now).iter().for_each(|declared| cluster.declare(now, declared));
         self.settle(now, cluster, random);
@@ -477,7 +478,8 @@ impl<E> Desk<E> {
             let Some(waiting) = self.waiting.get(&key) else { continue };
             let answer = match waiting.question {
                 Question::Place(_) => {
-                    let (kind, retry_after) = (ErrorKind::Unavailable, Some(Duration::from_secs(1)));
+                    let kind = ErrorKind::Unavailable;
+                    let retry_after = Some(Duration::from_secs(1));
                     let message = format!("no conductor has led for {} s: nothing is placed", PATIENCE.as_secs());
                     let placed = Err(Refusal { kind, message, retry_after, hold: None });
                     Answer::Placed(Box::new(Decided { at: now, placed, grounds: Grounds::NoLeader }))
@@ -502,7 +504,8 @@ impl<E> Desk<E> {
                 return Err(StaleLeader { term, latest: self.latest });
             }
             FromLeader::Greeted { term } => {
-                (self.term, self.latest) = (term, term);
+                self.term = term;
+                self.latest = term;
                 self.role = Role::Follows { link, greeted: true };
                 return Ok(());
             }

@@ -101,7 +101,8 @@ mod tests {
     #[test]
     fn charges_of_absent_follower_are_released_after_a_delay() {
         let now = Instant::now();
-        let (mut cluster, mut followers) = (cluster(now, PlacementKind::MinTotalDelay), Followers::default());
+        let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
+        let mut followers = Followers::default();
         followers.on_greeted(now, &mut cluster, WHO, &[]);
         for n in 1..4 {
             place(&mut cluster, now, &request(n, &[])).unwrap();
@@ -121,7 +122,8 @@ mod tests {
     #[test]
     fn returning_follower_is_charged_what_it_declares() {
         let now = Instant::now();
-        let (mut cluster, mut followers) = (cluster(now, PlacementKind::MinTotalDelay), Followers::default());
+        let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
+        let mut followers = Followers::default();
         followers.on_greeted(now, &mut cluster, WHO, &[]);
         let mut placed = Placed::default();
         for n in 1..4 {

@@ -66,7 +66,8 @@ impl Placed {
         match entry {
             BookEntry::FirstToken => {
                 if let Some(attempt) = self.0.get_mut(&key) {
-                    (attempt.prefill, attempt.first_token) = (None, Some(now));
+                    attempt.prefill = None;
+                    attempt.first_token = Some(now);
                 }
             }
             BookEntry::Finished { .. } | BookEntry::Ended => self.on_ended(key),
@@ -120,7 +121,8 @@ mod tests {
     fn declared_charges_equal_those_of_the_earlier_leader() {
         let now = Instant::now();
         let second = Duration::from_secs(1);
-        let (mut before, mut placed) = (cluster(now, PlacementKind::MinTotalDelay), Placed::default());
+        let mut before = cluster(now, PlacementKind::MinTotalDelay);
+        let mut placed = Placed::default();
         for n in 0..6 {
             let request = request(n, &[]);
             let placement = place(&mut before, now, &request).unwrap();
@@ -149,11 +151,13 @@ mod tests {
     #[test]
     fn reselected_and_migrated_attempts_are_declared_at_their_nodes() {
         let now = Instant::now();
-        let (mut cluster, mut placed) = (cluster(now, PlacementKind::MinTotalDelay), Placed::default());
+        let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
+        let mut placed = Placed::default();
         let request = request(1, &[]);
         let placement = place(&mut cluster, now, &request).unwrap();
         placed.on_placed(now, &request, &cluster.assign(placement, None));
-        let (node, generation) = (id("d9"), Generation(4));
+        let node = id("d9");
+        let generation = Generation(4);
         placed.on_reselected(key(1), &DecodeTarget { node, generation, address: String::new(), tbt: None });
         let migrated = RequestKey { attempt: Attempt(1), ..key(1) };
         placed.on_migrated(

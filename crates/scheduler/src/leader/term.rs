@@ -52,7 +52,8 @@ mod tests {
 
     #[test]
     fn term_is_later_than_all_heard_of_and_unique_to_its_leader() {
-        let (a, b) = (ConductorId(0xa0_0000_0001), ConductorId(0xb0_0000_0002));
+        let a = ConductorId(0xa0_0000_0001);
+        let b = ConductorId(0xb0_0000_0002);
         assert_eq!(term_of(a, 7, 0), 7 << 24 | 1);
         assert_ne!(term_of(a, 7, 0), term_of(b, 7, 0), "etcd has lost its data, and one of them is cut off");
         for latest in [0, 6, 7 << 24, 7 << 24 | 2, 99 << 24 | 0xff_ffff, (1 << 24) - 1] {

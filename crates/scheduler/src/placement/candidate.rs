@@ -151,13 +151,15 @@ pub(super) mod tests {
         compute_ms: u64,
         tokens: u32,
     ) -> PrefillCandidate<'static> {
-        let (transfer, compute) = (ms(transfer_ms), ms(compute_ms));
+        let transfer = ms(transfer_ms);
+        let compute = ms(compute_ms);
         let fetch = Some(PrefillPlan { matched_tokens: tokens, transfer, compute, ..candidate.local });
         PrefillCandidate { fetch, ..candidate }
     }
 
     pub fn decode(tbt_ms: u64, push_ms: u64, sequences: usize) -> DecodeCandidate<'static> {
-        let (tbt, stream) = (ms(tbt_ms), ms(100 * tbt_ms));
+        let tbt = ms(tbt_ms);
+        let stream = ms(100 * tbt_ms);
         DecodeCandidate {
             node: node(),
             tbt,

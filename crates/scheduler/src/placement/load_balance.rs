@@ -44,7 +44,8 @@ mod tests {
 
     #[test]
     fn load_balance_placement_takes_least_loaded_nodes() {
-        let (p, d) = ([prefill(3, 1, 0), prefill(1, 1, 0)], [decode(1, 1, 4), decode(1, 1, 2), decode(1, 1, 9)]);
+        let p = [prefill(3, 1, 0), prefill(1, 1, 0)];
+        let d = [decode(1, 1, 4), decode(1, 1, 2), decode(1, 1, 9)];
         let choice = LoadBalance.choose(&request(), &p, &d, &mut || 0);
         assert_eq!((choice.prefill, choice.decode), (1, Some(1)));
     }

@@ -207,7 +207,8 @@ impl PlacementPolicy for MinTotalDelay {
     }
 
     fn terms(&self, request: &PlacementRequest<'_>, compute: f64) -> QueueTerms {
-        let (config, priority) = (&self.config, request.priority);
+        let config = &self.config;
+        let priority = request.priority;
         if !config.reorders {
             return QueueTerms { priority, compute: duration(compute), ..QueueTerms::default() };
         }

@@ -230,7 +230,9 @@ mod tests {
         let candidates = [prefill(0, 100, 0), prefill(0, 100, 0), prefill(0, 100, 0)];
         let decodes = [decode(20, 0, 0), decode(20, 0, 0), decode(20, 0, 0)];
         for kind in PlacementKind::ALL {
-            let (mut prefills, mut decode_hits, policy) = ([0; 3], [0; 3], kind.policy());
+            let mut prefills = [0; 3];
+            let mut decode_hits = [0; 3];
+            let policy = kind.policy();
             for draw in 0..300 {
                 let choice = policy.choose(&request(), &candidates, &decodes, &mut || draw);
                 prefills[choice.prefill] += 1;

@@ -39,7 +39,8 @@ mod tests {
 
     #[test]
     fn round_robin_placement_takes_nodes_in_turn() {
-        let (p, d) = ([prefill(3, 1, 0), prefill(1, 1, 0)], [decode(1, 1, 4), decode(1, 1, 2), decode(1, 1, 9)]);
+        let p = [prefill(3, 1, 0), prefill(1, 1, 0)];
+        let d = [decode(1, 1, 4), decode(1, 1, 2), decode(1, 1, 9)];
         let policy = RoundRobin::default();
         let turns: Vec<_> =
             (0..4).map(|_| policy.choose(&request(), &p, &d, &mut || 0)).map(|c| (c.prefill, c.decode)).collect();

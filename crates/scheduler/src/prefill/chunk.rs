@@ -156,7 +156,9 @@ impl PrefillCore {
     /// Makes the first `full` blocks, which are full, shareable.
     pub(super) fn complete_blocks(&mut self, key: RequestKey, full: usize) {
         let Some(request) = self.active.get_mut(&key) else { return };
-        let (blocks, hashes, first) = (request.blocks.clone(), request.hashes.clone(), request.num_complete_blocks);
+        let blocks = request.blocks.clone();
+        let hashes = request.hashes.clone();
+        let first = request.num_complete_blocks;
         request.num_complete_blocks = first.max(full);
         self.share(&blocks, &hashes, first..full);
     }
@@ -227,7 +229,8 @@ impl PrefillCore {
         let id = StepId(self.next_step);
         self.next_step += 1;
         let members = sequences.iter().map(|sequence| (sequence.key, sequence.range.clone())).collect();
-        let (layers, last_layer) = (BTreeSet::new(), None);
+        let layers = BTreeSet::new();
+        let last_layer = None;
         self.step = Some(RunningStep { id, sequences: members, began: now, layers, last_layer });
         self.effects.push_back(PrefillEffect::RunStep(StepPlan { id, sequences, slice: None }));
     }
@@ -257,7 +260,8 @@ impl PrefillCore {
     /// Tells the conductor, once, that compute begins.
     fn tell_started(&mut self, now: Instant, key: RequestKey) {
         let Some(request) = self.active.get_mut(&key).filter(|request| request.told.is_none()) else { return };
-        (request.started, request.told) = (now, Some(now));
+        request.started = now;
+        request.told = Some(now);
         let queue = now.saturating_duration_since(request.submitted);
         let event = PrefillEvent::Started { queue, cached_tokens: request.held_tokens as u32 };
         let conductor = request.job.conductor;
@@ -269,7 +273,8 @@ impl PrefillCore {
         let is_due = |request: &&mut Active| request.told.is_some_and(|told| now >= told + PROGRESS_INTERVAL);
         let Some(request) = self.active.get_mut(&key).filter(is_due) else { return };
         request.told = Some(now);
-        let (conductor, tokens) = (request.job.conductor, request.num_computed_tokens as u32);
+        let conductor = request.job.conductor;
+        let tokens = request.num_computed_tokens as u32;
         self.emit(conductor, key, PrefillEvent::Progress { tokens });
     }
 
@@ -322,7 +327,8 @@ impl PrefillCore {
 
     fn start(&mut self, now: Instant, queued: Queued, num_cached: usize, blocks: Arc<Vec<BlockId>>) {
         let Queued { job, hashes, submitted, turn, .. } = queued;
-        let (key, block_tokens) = (job.key, self.config.model.block_tokens());
+        let key = job.key;
+        let block_tokens = self.config.model.block_tokens();
         let held_tokens = num_cached * block_tokens;
         self.prefix_hits += held_tokens as u64;
         self.deadlines.clear(key);
@@ -409,7 +415,8 @@ pub(super) fn reusable_blocks(job: &PrefillJob, block_tokens: usize) -> usize {
 /// Tokens of a prompt that are computed here: all, unless the decode node is to compute the last
 /// part and something is left to compute before it.
 fn end_of_share(job: &PrefillJob, cached_tokens: usize, block_tokens: usize) -> usize {
-    let (all, end) = (job.tokens.len(), job.tokens.len().saturating_sub(job.partial_prefill_tokens as usize));
+    let all = job.tokens.len();
+    let end = job.tokens.len().saturating_sub(job.partial_prefill_tokens as usize);
     let is_decoded = job.decode.is_some() && job.wants_decode() && job.sampling.prompt_logprobs.is_none();
     if is_decoded && end > cached_tokens && end.is_multiple_of(block_tokens) { end } else { all }
 }

@@ -93,7 +93,8 @@ impl PrefillCore {
         let source = job.fetch.as_ref().filter(|source| source.node != self.config.node);
         let source = source.filter(|source| !is_avoided(&start_of(source)));
         let there = source.map_or(0, |source| source.tokens as usize / self.config.model.block_tokens());
-        let (end, is_stored) = (there.min(hashes.len()).max(stored), stored >= there.min(hashes.len()));
+        let end = there.min(hashes.len()).max(stored);
+        let is_stored = stored >= there.min(hashes.len());
         (end > held).then_some(Fetch {
             blocks: held..end,
             layers: 0,

@@ -212,7 +212,9 @@ impl PrefillCore {
         let hasher = BlockHasher::new(self.config.model.layout.fingerprint(), &job.salt);
         let hashes: Arc<[_]> = hasher.chain(&job.tokens, self.config.model.layout.block_tokens).into();
         let cached_tokens = self.cached_tokens(&job, &hashes);
-        let (key, turn, timeout) = (job.key, self.submitted, job.terms.timeout);
+        let key = job.key;
+        let turn = self.submitted;
+        let timeout = job.terms.timeout;
         self.submitted += 1;
         self.queued.insert(key, Queued { job, hashes, submitted: now, turn, cached_tokens });
         self.deadlines.set(key, now + timeout);
@@ -271,7 +273,8 @@ impl PrefillCore {
 
     fn check_job(&self, job: &PrefillJob) -> Result<(), Refused> {
         let refuse = |kind, message| Err(Refused { kind, message });
-        let (model, tokens) = (&self.config.model, job.tokens.len());
+        let model = &self.config.model;
+        let tokens = job.tokens.len();
         if self.draining {
             return refuse(ErrorKind::Unavailable, format!("node {} is draining", self.config.node));
         }
@@ -281,7 +284,8 @@ impl PrefillCore {
         if tokens == 0 {
             return refuse(ErrorKind::Invalid, "the prompt is empty".into());
         }
-        let (output, max_tokens) = (job.output_tokens, job.sampling.max_tokens);
+        let output = job.output_tokens;
+        let max_tokens = job.sampling.max_tokens;
         if job.is_migration || output as usize >= tokens || output >= max_tokens {
             let message = format!("{output} of {tokens} tokens are output, of {max_tokens}: no prompt to compute");
             return refuse(ErrorKind::Invalid, message);
@@ -297,7 +301,8 @@ impl PrefillCore {
                 format!("token {token} is not in the vocabulary of {}", model.vocab_size),
             );
         }
-        let (blocks, total) = (model.layout.blocks_for(tokens), model.layout.num_blocks);
+        let blocks = model.layout.blocks_for(tokens);
+        let total = model.layout.num_blocks;
         if blocks > total as usize {
             let message = format!("the prompt has {tokens} tokens in {blocks} blocks, the node has {total} blocks");
             return refuse(ErrorKind::Invalid, message);

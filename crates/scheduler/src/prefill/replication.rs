@@ -50,7 +50,8 @@ impl PrefillCore {
             return;
         }
         self.pool.pass_time(now);
-        let (conductor, key) = (order.conductor, order.key);
+        let conductor = order.conductor;
+        let key = order.key;
         let failure = match self.start_replication(now, order) {
             Ok(true) => return,
             // It is all here.

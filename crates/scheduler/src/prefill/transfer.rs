@@ -138,7 +138,8 @@ impl PrefillCore {
         let Some(GrantState::Granted(grant)) = request.transfer.as_ref().map(|transfer| &transfer.grant) else {
             return Ok(());
         };
-        let (held, granted) = (grant.held_blocks as usize, grant.blocks.len());
+        let held = grant.held_blocks as usize;
+        let granted = grant.blocks.len();
         let all = self.config.model.layout.blocks_for(request.end);
         if held <= request.hashes.len() && held + granted == all {
             return Ok(());
@@ -161,7 +162,8 @@ impl PrefillCore {
 
     /// What becomes ready while `max_inflight_pushes` batches are out is pushed in one batch later.
     fn start_pushes(&mut self, key: RequestKey) {
-        let (max_inflight, max_spans) = (self.config.max_inflight_pushes, self.config.max_spans_per_push);
+        let max_inflight = self.config.max_inflight_pushes;
+        let max_spans = self.config.max_spans_per_push;
         let Some(request) = self.active.get_mut(&key) else { return };
         let Some(transfer) = &mut request.transfer else { return };
         while transfer.inflight.len() < max_inflight {
@@ -181,7 +183,8 @@ impl PrefillCore {
     /// grant. The decode node counts the bytes that are still to come.
     fn send_handoff(&mut self, now: Instant, key: RequestKey) {
         let Some(request) = self.active.get_mut(&key) else { return };
-        let (first_token, is_partial) = (request.first_token, request.partial_prefill_tokens() > 0);
+        let first_token = request.first_token;
+        let is_partial = request.partial_prefill_tokens() > 0;
         let Some(transfer) = request.transfer.as_mut().filter(|_| is_partial || first_token.is_some()) else { return };
         let GrantState::Granted(grant) = &transfer.grant else { return };
         if transfer.handoff != HandoffState::NotSent {

@@ -102,7 +102,9 @@ impl RequestJob {
         left: Duration,
     ) -> PrefillJob {
         let partial_prefill_tokens = if to.target.is_some() { to.placement.partial_prefill_tokens } else { 0 };
-        let (decode, fetch, mut terms) = (to.target.clone(), to.source.clone(), to.placement.terms);
+        let decode = to.target.clone();
+        let fetch = to.source.clone();
+        let mut terms = to.placement.terms;
         terms.timeout = terms.timeout.min(left);
         PrefillJob { decode, partial_prefill_tokens, fetch, terms, ..self.after(key, output) }
     }

@@ -61,7 +61,9 @@ impl RequestCore {
         let is_settled = self.state == State::Decoding && self.output.len() == output_tokens;
         let Some(Attempted { key, .. }) = self.attempted.as_ref().filter(|_| is_free && is_settled) else { return };
         let tokens = self.job.tokens.len() as u32 + output_tokens;
-        let (key, to, exclude) = (*key, self.next_key(), self.migrations.refused.clone());
+        let key = *key;
+        let to = self.next_key();
+        let exclude = self.migrations.refused.clone();
         self.migrations.asking = Some(to);
         // The answer may come after the attempt has failed: the next one is another one.
         self.last_attempt = Some(to.attempt);
@@ -119,7 +121,8 @@ impl RequestCore {
     /// request's own node has failed. `false`: no node was asked.
     pub(super) fn go_on_at_other(&mut self, now: Instant) -> bool {
         let State::Migrating(MigrationTarget { attempt, to }) = &self.state else { return false };
-        let (attempt, to) = (*attempt, to.clone());
+        let attempt = *attempt;
+        let to = to.clone();
         self.end_attempt(true);
         let Some(attempted) = &mut self.attempted else { return false };
         attempted.key.attempt = attempt;

@@ -400,7 +400,9 @@ impl RequestCore {
             // or wait.
             State::Prefilling if self.last_attempt == Some(Attempt(0)) => {
                 self.end_attempt(false);
-                (self.attempted, self.last_attempt, self.state) = (None, None, State::Placing);
+                self.attempted = None;
+                self.last_attempt = None;
+                self.state = State::Placing;
                 self.failed_nodes.push(node.clone());
                 self.ask_for_nodes(now, self.failed_nodes.clone());
             }
@@ -536,7 +538,8 @@ impl RequestCore {
         }
         if let Some(Attempted { key, placement, has_begun, .. }) = &mut self.attempted {
             *has_begun = true;
-            let (key, first_token_delay) = (*key, placement.first_token_delay);
+            let key = *key;
+            let first_token_delay = placement.first_token_delay;
             if self.output.len() == 0 && token.finish.is_none() && !first_token_delay.is_zero() {
                 self.first_token_due = Some(now + first_token_delay);
             }
@@ -623,7 +626,9 @@ impl RequestCore {
             return self.note(RequestNote::FetchFailed(refused));
         }
         self.count_cached(report.tokens);
-        let (bytes, transport, elapsed) = (report.bytes, report.transport, report.elapsed);
+        let bytes = report.bytes;
+        let transport = report.transport;
+        let elapsed = report.elapsed;
         self.timeline.prefix_fetch = Some(KvTransfer { bytes, transport, elapsed, ..KvTransfer::default() });
     }
 
@@ -660,7 +665,8 @@ impl RequestCore {
             attempted.starts.retain(|(node, _)| node != from);
             attempted.starts.push((other.clone(), decode.generation));
         }
-        let (key, node) = (attempted.key, attempted.placement.prefill.clone());
+        let key = attempted.key;
+        let node = attempted.placement.prefill.clone();
         self.note(RequestNote::GrantRefused { from: from.clone(), to: other, refused });
         self.effects.push_back(RequestEffect::Reselect { node, reselect: Reselect { key, decode } });
     }
@@ -748,7 +754,8 @@ impl RequestCore {
     /// Ends the attempt in the books, and on its nodes. Nodes that are gone do not mind.
     fn end_attempt(&mut self, abort: bool) {
         let Some(Attempted { key, placement, .. }) = &self.attempted else { return };
-        let (key, nodes) = (*key, placement.nodes());
+        let key = *key;
+        let nodes = placement.nodes();
         if let Some(asking) = self.migrations.take_asking() {
             // Whatever the answer is, it comes before this to those who answer, and too late here.
             self.book(asking, BookEntry::Ended);

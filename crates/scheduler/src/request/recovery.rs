@@ -145,7 +145,8 @@ impl RequestCore {
             return self.ask_for_nodes(now, Vec::new());
         }
         if refusal.kind == ErrorKind::Invalid && recovery.with_output && self.output.len() > 0 {
-            (recovery.excludes, recovery.with_output) = (true, false);
+            recovery.excludes = true;
+            recovery.with_output = false;
             self.ask_for_nodes(now, self.failed_nodes.clone());
             return;
         }

@@ -62,7 +62,10 @@ fn unavailable() -> Refused {
 }
 
 fn first(token: TokenId) -> RequestEvent {
-    let (logprobs, prompt_logprobs, finish, compute) = (None, Vec::new(), None, MS);
+    let logprobs = None;
+    let prompt_logprobs = Vec::new();
+    let finish = None;
+    let compute = MS;
     RequestEvent::Prefill(PrefillEvent::FirstToken { token, logprobs, prompt_logprobs, finish, compute })
 }
 
@@ -278,7 +281,10 @@ fn request_end_waits_briefly_for_the_handoff_report() {
 fn begun_with_prompt_logprobs() -> Shell {
     let sampling = SamplingParams { prompt_logprobs: Some(0), ..(*job(4).sampling).clone() };
     let mut shell = Shell::placed(RequestJob { sampling: Arc::new(sampling), ..job(4) });
-    let (logprobs, prompt_logprobs, finish, compute) = (None, vec![Default::default(); 3], None, MS);
+    let logprobs = None;
+    let prompt_logprobs = vec![Default::default(); 3];
+    let finish = None;
+    let compute = MS;
     let token_0 = PrefillEvent::FirstToken { token: 10, logprobs, prompt_logprobs, finish, compute };
     shell.tell(0, RequestEvent::Prefill(token_0));
     shell
@@ -458,7 +464,8 @@ fn request_attempts_are_bounded_in_number_and_time() {
     {
         let mut shell = Shell::placed(job(4));
         shell.tell(0, RequestEvent::Decode(DecodeEvent::Failed(unavailable())));
-        let (begun, mut looks) = (shell.now, 0);
+        let begun = shell.now;
+        let mut looks = 0;
         while shell.ended.is_none() {
             shell.answer(Err(Refusal { kind, ..refusal(None) }));
             if shell.take().is_empty() {

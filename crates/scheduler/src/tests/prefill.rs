@@ -542,7 +542,8 @@ fn failed_push_cancels_the_others_and_blocks_stay_until_they_end() {
     node.grant(0, 0, 30..32);
     node.after(MS, |core, now| core.on_kv_ready(now, plan.id, 0));
     node.after(MS, |core, now| core.on_kv_ready(now, plan.id, 1));
-    let (first, second) = (node.take_push(), node.take_push());
+    let first = node.take_push();
+    let second = node.take_push();
     node.after(MS, |core, now| core.on_push_done(now, key(0), first.0, Err(refused(ErrorKind::Unavailable))));
     node.take_event(0);
     assert_eq!(node.take_failure(0), (ErrorKind::Unavailable, "push to d0 failed: no".into()));

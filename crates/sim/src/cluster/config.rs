@@ -106,7 +106,8 @@ impl NodeConfig {
         let config = PrefillConfig::new(info.node.clone(), info.generation, self.model());
         let mut config = config.with_chunk_tokens(self.profile.chunk_tokens);
         config.max_sequences_per_chunk = self.profile.max_running as usize;
-        (config.eviction, config.max_stores) = (self.eviction, self.max_stores());
+        config.eviction = self.eviction;
+        config.max_stores = self.max_stores();
         if let Some(mut random) = self.cramped.clone() {
             config.token_budget = (1 + random.below(8) as usize) * 2 * self.layout.block_tokens as usize;
             config.max_inflight_pushes = 1 + random.below(3) as usize;
@@ -123,7 +124,8 @@ impl NodeConfig {
     pub(super) fn decode_core(&self) -> DecodeCore {
         let mut config = DecodeConfig::new(self.model());
         config.max_running = self.profile.max_running as usize;
-        (config.eviction, config.max_stores) = (self.eviction, self.max_stores());
+        config.eviction = self.eviction;
+        config.max_stores = self.max_stores();
         if let Some(mut random) = self.cramped.clone() {
             config.max_running = 4 + random.below(30) as usize;
             config.growth_blocks = [0, 1, 4, usize::MAX][random.below(4) as usize];

@@ -51,7 +51,8 @@ impl Contents {
 
     /// What a block of a layer holds once `len` tokens of the sequence are computed.
     fn expected(&mut self, sequence: &StepSequence, layer: u32, len: usize) -> u64 {
-        let (chain, size) = (self.chains.entry(sequence.key.request).or_insert_with(|| vec![1]), self.block_tokens);
+        let chain = self.chains.entry(sequence.key.request).or_insert_with(|| vec![1]);
+        let size = self.block_tokens;
         while chain.len() * size <= len {
             let begin = (chain.len() - 1) * size;
             chain.push(hash(chain[chain.len() - 1], &sequence.tokens[begin..begin + size]));
@@ -65,11 +66,13 @@ impl Contents {
     /// # Panics
     /// If a block does not hold what it should.
     pub(super) fn compute(&mut self, node: usize, sequence: &StepSequence, layer: u32, past: Past) {
-        let (range, size) = (&sequence.range, self.block_tokens);
+        let range = &sequence.range;
+        let size = self.block_tokens;
         if past == Past::Here {
             for index in 0..range.start.div_ceil(size) {
                 let len = range.start.min((index + 1) * size);
-                let (found, block) = (self.read(node, layer, sequence.block_table[index]), sequence.block_table[index]);
+                let found = self.read(node, layer, sequence.block_table[index]);
+                let block = sequence.block_table[index];
                 assert_eq!(
                     found,
                     self.expected(sequence, layer, len),

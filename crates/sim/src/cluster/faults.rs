@@ -36,7 +36,8 @@ impl World<'_> {
         let drawn = self.chance.below(FaultKind::ALL.len() as u64) as usize;
         let fault = self.options.fault.unwrap_or(FaultKind::ALL[drawn]);
         let node = self.chance.below(self.nodes.len() as u64) as usize;
-        let (now, lasts) = (self.wire.now(), LONGEST.mul_f64(self.chance.unit().powi(2)));
+        let now = self.wire.now();
+        let lasts = LONGEST.mul_f64(self.chance.unit().powi(2));
         let wire = &mut self.wire;
         match fault {
             FaultKind::Kill => self.end_process(node),
@@ -88,7 +89,8 @@ impl World<'_> {
 
     /// A node's process ends, and is started again.
     pub(super) fn end_process(&mut self, node: usize) {
-        let (now, before) = (self.wire.now(), self.nodes[node].start);
+        let now = self.wire.now();
+        let before = self.nodes[node].start;
         let start = Start { generation: Generation(before.generation.0 + 1), ..before };
         self.nodes[node].on_killed(&mut self.wire);
         self.nodes[node] = Node::new(now, start, &self.configs[node], self.profile, self.chance.next_u64());

@@ -177,7 +177,9 @@ impl Frontend {
             return;
         }
         wire.sessions[gone.node] += 1;
-        let (now, name, generation) = (wire.now(), self.names[gone.node].clone(), gone.generation);
+        let now = wire.now();
+        let name = self.names[gone.node].clone();
+        let generation = gone.generation;
         let away = match self.cluster.on_node_goodbye(now, &name, generation) {
             NodeState::Drained => Away::Drained,
             _ => Away::Died,
@@ -209,7 +211,8 @@ impl Frontend {
             self.tell(wire, &node, Input::Abort(key));
         }
         for (order, source) in orders {
-            let (key, block_hashes) = (order.key, order.hashes);
+            let key = order.key;
+            let block_hashes = order.hashes;
             let copy = PrefixReplication { key, conductor: CONDUCTOR_ID, source, block_hashes };
             if !self.tell(wire, &order.to, Input::Replicate(Box::new(copy))) {
                 let failure = Refused { kind: ErrorKind::Cancelled, message: "its session ended".to_owned() };

@@ -183,7 +183,8 @@ impl<'a> World<'a> {
                 self.on_ended(ended);
             }
         }
-        let (elapsed, samples) = (self.elapsed(), f64::from(self.samples.max(1)));
+        let elapsed = self.elapsed();
+        let samples = f64::from(self.samples.max(1));
         self.settle();
         Outcome {
             records: self.records,
@@ -348,8 +349,11 @@ impl<'a> World<'a> {
         let Ended { request, outcome, core, predicted } = ended;
         self.open -= 1;
         let now = self.elapsed();
-        let (record, timeline, usage) = (&mut self.records[request], core.timeline(), core.usage());
-        (record.predicted_ttft, record.predicted_tbt) = (predicted.map(|p| p.0), predicted.and_then(|p| p.1));
+        let record = &mut self.records[request];
+        let timeline = core.timeline();
+        let usage = core.usage();
+        record.predicted_ttft = predicted.map(|p| p.0);
+        record.predicted_tbt = predicted.and_then(|p| p.1);
         if let Some(placement) = core.placement() {
             record.prefill = Some(self.wire.index(&placement.prefill));
             record.decode = placement.decode.as_ref().map(|node| self.wire.index(node));

@@ -31,7 +31,9 @@ impl FromStr for Curve {
         let form = || "expected FROM:TO:STEP, speeds such as 0.5:3:0.5".to_owned();
         let parts: Vec<_> = text.split(':').collect();
         let [from, to, step] = parts[..] else { return Err(form()) };
-        let (from, to, step) = (speed(from)?, speed(to)?, speed(step)?);
+        let from = speed(from)?;
+        let to = speed(to)?;
+        let step = speed(step)?;
         if to < from {
             return Err(format!("expected FROM to be at most TO, but {from} is more than {to}"));
         }
@@ -63,7 +65,8 @@ fn within(text: &str, range: &RangeInclusive<f64>) -> Option<f64> {
 }
 
 pub(crate) fn speed(text: &str) -> Result<f64, String> {
-    let (least, most) = (SPEEDS.start(), SPEEDS.end());
+    let least = SPEEDS.start();
+    let most = SPEEDS.end();
     within(text, &SPEEDS).ok_or_else(|| format!("expected a speed from {least} to {most}"))
 }
 

@@ -83,10 +83,13 @@ fn comparison(runs: &[Run]) -> String {
 
 /// What is the same for all runs.
 fn head(args: &SimulateArgs, workload: &Workload) -> Vec<(&'static str, String)> {
-    let (requests, seconds) = (workload.trace.requests.len(), workload.span().as_secs_f64());
+    let requests = workload.trace.requests.len();
+    let seconds = workload.span().as_secs_f64();
     let slo = |name, time: Option<Duration>| time.map(|time| format!("{name} {} ms", time.as_secs_f64() * 1e3));
     let slos: Vec<_> = slo("TTFT", args.ttft_slo_ms).into_iter().chain(slo("TBT", args.tbt_slo_ms)).collect();
-    let (placement, admission, eviction) = (args.placement.as_str(), args.admission.as_str(), args.eviction.as_str());
+    let placement = args.placement.as_str();
+    let admission = args.admission.as_str();
+    let eviction = args.eviction.as_str();
     vec![
         ("trace", format!("{}: {requests} requests in {seconds:.0} s", workload.name)),
         ("cluster", format!("{} prefill + {} decode nodes, {}", args.prefill, args.decode, workload.profile.name)),
@@ -100,7 +103,8 @@ fn head(args: &SimulateArgs, workload: &Workload) -> Vec<(&'static str, String)>
 
 /// Options that differ from their defaults, without those that the head has by name.
 fn other_options(workload: &Workload, options: &SimOptions) -> Vec<String> {
-    let (these, defaults) = (options_json(workload, options), options_json(workload, &SimOptions::default()));
+    let these = options_json(workload, options);
+    let defaults = options_json(workload, &SimOptions::default());
     let names = [
         "without",
         "replicate_prefixes",
@@ -130,8 +134,10 @@ fn figures(workload: &Workload, run: &Run) -> Vec<(&'static str, String)> {
     let spread = |mean, p50, p90, p99| format!("mean {mean:.3} s, p50 {p50:.3}, p90 {p90:.3}, p99 {p99:.3}");
     let ttft = spread(s.ttft_mean_s, s.ttft_p50_s, s.ttft_p90_s, s.ttft_p99_s);
     let over_floor = s.ttft_mean_s / workload.floor_ttft_mean_s.max(f64::MIN_POSITIVE);
-    let (all, local) = (percent(s.cache_hit_ratio), percent(s.cache_hit_ratio_local));
-    let (ssd, fetched) = (percent(s.cache_hit_ratio_ssd), percent(s.cache_hit_ratio_fetched));
+    let all = percent(s.cache_hit_ratio);
+    let local = percent(s.cache_hit_ratio_local);
+    let ssd = percent(s.cache_hit_ratio_ssd);
+    let fetched = percent(s.cache_hit_ratio_fetched);
     let [ttft_p50, ttft_p90] = [s.ttft_error_p50, s.ttft_error_p90].map(percent);
     let [tbt_p50, tbt_p90] = [s.tbt_error_p50, s.tbt_error_p90].map(percent);
     let mut lines = vec![

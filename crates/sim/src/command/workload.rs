@@ -46,7 +46,8 @@ impl Workload {
     /// Why the figures would mislead, if they would.
     pub(crate) fn warning(&self) -> Option<String> {
         let bucket = bucket(&self.trace).filter(|_| self.jitter.is_zero())?;
-        let (requests, seconds) = (self.trace.requests.len(), bucket.as_secs_f64());
+        let requests = self.trace.requests.len();
+        let seconds = bucket.as_secs_f64();
         Some(format!(
             "{}: its {requests} requests arrive in batches about {seconds:.1} s apart, so that bursts are measured; --jitter {seconds:.0} spreads them",
             self.name

@@ -116,7 +116,8 @@ impl Election {
     fn look(&mut self, wire: &mut Wire) {
         self.stand();
         let Some(lease) = self.candidacy.lease() else { return self.fail(wire) };
-        let (candidate, campaigns) = (self.candidacy.candidate().clone(), self.candidacy.campaigns());
+        let candidate = self.candidacy.candidate().clone();
+        let campaigns = self.candidacy.campaigns();
         self.ask(wire, Pending::Look, EtcdRequest::Look { candidate, lease, campaigns });
     }
 

@@ -129,8 +129,11 @@ impl Front {
 
     /// What it knows of the leader, for who reads of a check that failed.
     pub(super) fn state(&self) -> String {
-        let (term, latest) = (self.desk.term(), self.desk.latest());
-        let (obeyed, follow, election) = (&self.obeyed, &self.follow, &self.election);
+        let term = self.desk.term();
+        let latest = self.desk.latest();
+        let obeyed = &self.obeyed;
+        let follow = &self.follow;
+        let election = &self.election;
         format!("{:?}, term {term}, latest {latest}, {obeyed:?}, {follow:?}, {election:?}", self.at)
     }
 
@@ -145,7 +148,8 @@ impl Front {
     }
 
     pub(super) fn on_input(&mut self, net: &mut Net, input: Input) {
-        let (now, latest) = (self.now(net), self.desk.latest());
+        let now = self.now(net);
+        let latest = self.desk.latest();
         self.election.reaches_nodes = self.cluster.reaches_nodes();
         match input {
             Input::Arrival => self.on_arrival(net),
@@ -221,7 +225,8 @@ impl Front {
     fn connect(&mut self, net: &mut Net) {
         let Leadership::Other { address } = &self.obeyed else { return };
         let leader: usize = address.parse().expect("addresses are numbers");
-        let (own, other) = (Place::Front(self.at.front), Place::Front(leader));
+        let own = Place::Front(self.at.front);
+        let other = Place::Front(leader);
         if !net.runs[leader] {
             return self.connect_later(net, Duration::ZERO);
         }
@@ -298,7 +303,8 @@ impl Front {
         let now = self.now(net);
         match message {
             ToLeader::Ask(question) => {
-                let (ties, cluster) = (&mut self.ties, &mut self.cluster);
+                let ties = &mut self.ties;
+                let cluster = &mut self.cluster;
                 let answer = self.desk.on_follower_asked(now, following, &question, cluster, &mut || ties.next_u64());
                 if let Some(answer) = answer {
                     net.log.decided(self.desk.term(), self.id);
@@ -354,7 +360,8 @@ impl Front {
         self.requests += 1;
         let number = (self.at.front as u128) << 96 | u128::from(self.at.start) << 64 | self.requests;
         let chance = &mut net.wire.chance;
-        let (prompt, output) = (16 + chance.below(800) as usize, 1 + chance.below(12) as u32);
+        let prompt = 16 + chance.below(800) as usize;
+        let output = 1 + chance.below(12) as u32;
         let sampling = SamplingParams { max_tokens: output, ..SamplingParams::default() };
         let job = RequestJob {
             request: RequestId(number),
@@ -375,7 +382,8 @@ impl Front {
 
     /// The client of one of the requests leaves.
     fn on_client_left(&mut self, net: &mut Net) {
-        let (count, now) = (self.live.len() as u64, self.now(net));
+        let count = self.live.len() as u64;
+        let now = self.now(net);
         if count > 0 {
             let turn = net.wire.chance.below(count) as usize;
             let chosen = self.live.iter_mut().nth(turn).map(|(request, live)| {
@@ -422,7 +430,8 @@ impl Front {
 
     fn on_session_over(&mut self, net: &mut Net, node: usize, session: u64) {
         let Some((_, generation)) = self.sessions[node].take_if(|(known, _)| *known == session) else { return };
-        let (now, name) = (self.now(net), self.names[node].clone());
+        let now = self.now(net);
+        let name = self.names[node].clone();
         self.cluster.on_node_goodbye(now, &name, generation);
         for request in self.live.keys().copied().collect::<Vec<_>>() {
             if let Some(live) = self.live.get_mut(&request) {
@@ -452,7 +461,8 @@ impl Front {
         let now = self.now(net);
         let Some(mut live) = self.live.remove(&request) else { return };
         while let Some(effect) = live.core.poll_effect() {
-            let (ties, cluster) = (&mut self.ties, &mut self.cluster);
+            let ties = &mut self.ties;
+            let cluster = &mut self.cluster;
             let mut random = || ties.next_u64();
             match effect {
                 RequestEffect::Place { key, exclude, waited } => {

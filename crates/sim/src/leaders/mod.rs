@@ -167,7 +167,8 @@ impl World {
         match event {
             Event::Front(at, input) => self.on_front(at, input),
             Event::Command { node, session, front, command } => {
-                let (wire, starts) = (&mut self.net.wire, &self.net.starts);
+                let wire = &mut self.net.wire;
+                let starts = &self.net.starts;
                 self.nodes[node].on_command(wire, (front, session), command, starts, &mut self.counts);
             }
             Event::Work { node, start, work } => self.on_work(node, start, work),
@@ -245,7 +246,8 @@ impl World {
         if !is_here {
             return;
         }
-        let (wire, starts) = (&mut self.net.wire, &self.net.starts);
+        let wire = &mut self.net.wire;
+        let starts = &self.net.starts;
         if let Some((target, job, index)) = self.nodes[node].on_work(wire, work, starts) {
             let to = self.names.iter().position(|name| *name == target.node).expect("a node of this cluster");
             let at = wire.arrives(Place::Node(node), Place::Node(to), Duration::ZERO);
@@ -264,7 +266,8 @@ impl World {
                 if is_there && !is_cut && self.nodes[node].sessions[front].is_none() {
                     self.sessions += 1;
                     let name = self.names[node].clone();
-                    let (wire, starts) = (&mut self.net.wire, &self.net.starts);
+                    let wire = &mut self.net.wire;
+                    let starts = &self.net.starts;
                     self.nodes[node].on_session(wire, front, self.sessions, starts, name);
                 }
             }
@@ -330,7 +333,8 @@ impl World {
         let leader = leaders[0];
         assert_eq!(fronts.len(), self.fronts.len(), "all run");
         for front in &fronts {
-            let (known, term) = (front.desk.term(), leader.desk.term());
+            let known = front.desk.term();
+            let term = leader.desk.term();
             assert!(front.desk.has_leader() && known == term, "{} of term {term}: {}", leader.at.front, front.state());
         }
         assert_eq!(leader.desk.followers(), fronts.len() - 1);

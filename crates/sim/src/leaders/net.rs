@@ -79,7 +79,8 @@ impl Net {
     /// One end closes a connection.
     pub(super) fn close(&mut self, conn: u64) {
         let Some((follower, leader)) = self.conns.remove(&conn) else { return };
-        let (a, b) = (Place::Front(follower.front), Place::Front(leader.front));
+        let a = Place::Front(follower.front);
+        let b = Place::Front(leader.front);
         self.wire.send(b, a, Event::Front(follower, Input::Closed(conn)));
         self.wire.send(a, b, Event::Front(leader, Input::Closed(conn)));
     }

@@ -60,7 +60,9 @@ pub(super) fn name(place: usize, prefill: usize) -> NodeId {
 impl Node {
     pub(super) fn new(place: usize, start: u64, prefill: usize, fronts: usize) -> Self {
         let role = if place < prefill { NodeRole::Prefill } else { NodeRole::Decode };
-        let (term_fence, jobs, sessions) = (TermFence::default(), BTreeMap::new(), vec![None; fronts]);
+        let term_fence = TermFence::default();
+        let jobs = BTreeMap::new();
+        let sessions = vec![None; fronts];
         Self { place, start, role, term_fence, accepted: 0, jobs, sessions }
     }
 
@@ -238,10 +240,12 @@ impl Node {
             }
             Work::Computed(key) => {
                 let of = self.jobs.remove(&key)?;
-                let (to, index) = ((of.front, of.session), of.job.output_tokens);
+                let to = (of.front, of.session);
+                let index = of.job.output_tokens;
                 let target = of.job.decode.clone();
                 let finish = target.is_none().then_some(FinishReason::Length);
-                let (logprobs, prompt_logprobs) = (None, Vec::new());
+                let logprobs = None;
+                let prompt_logprobs = Vec::new();
                 let compute = Duration::from_millis(1);
                 let first = PrefillEvent::FirstToken { token: index + 1, logprobs, prompt_logprobs, finish, compute };
                 self.says(wire, to, starts, Says::Event(key, Box::new(RequestEvent::Prefill(first))));
@@ -249,7 +253,8 @@ impl Node {
             }
             Work::Step(key, index) => {
                 let of = self.jobs.get(&key)?;
-                let (to, most) = ((of.front, of.session), of.job.sampling.max_tokens);
+                let to = (of.front, of.session);
+                let most = of.job.sampling.max_tokens;
                 let finish = (index + 1 >= most).then_some(FinishReason::Length);
                 let token = DecodeEvent::Token { index, token: index + 1, logprobs: None, finish, queue: None };
                 self.says(wire, to, starts, Says::Event(key, Box::new(RequestEvent::Decode(token))));

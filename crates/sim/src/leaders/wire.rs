@@ -172,6 +172,8 @@ impl Wire {
 
     /// All is well again. Cuts have ended by themselves.
     pub(super) fn heal(&mut self) {
-        (self.etcd_slow, self.watch_late, self.lost_answers) = (Duration::ZERO, Duration::ZERO, 0);
+        self.etcd_slow = Duration::ZERO;
+        self.watch_late = Duration::ZERO;
+        self.lost_answers = 0;
     }
 }

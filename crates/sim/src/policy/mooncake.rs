@@ -112,7 +112,8 @@ mod tests {
         compute_ms: u64,
         matched_tokens: u32,
     ) -> PrefillCandidate<'static> {
-        let (transfer, compute) = (ms(transfer_ms), ms(compute_ms));
+        let transfer = ms(transfer_ms);
+        let compute = ms(compute_ms);
         let fetch = Some(PrefillPlan { matched_tokens, transfer, compute, ..candidate.local });
         PrefillCandidate { fetch, ..candidate }
     }

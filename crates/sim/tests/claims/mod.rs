@@ -52,7 +52,8 @@ pub fn without_admission() -> SimOptions {
 
 /// The objectives of the papers.
 fn with_objectives() -> SimOptions {
-    let (ttft_slo, tbt_slo) = (Some(Duration::from_secs(30)), Some(Duration::from_millis(100)));
+    let ttft_slo = Some(Duration::from_secs(30));
+    let tbt_slo = Some(Duration::from_millis(100));
     SimOptions { ttft_slo, tbt_slo, ..SimOptions::default() }
 }
 
@@ -131,7 +132,8 @@ pub fn check_hits_of_fetched_prefixes(source: &Source) {
 /// most sizes more.
 pub fn check_lhd(trace: &Trace, sizes: &[u32]) {
     let wins = |row: &Row| {
-        let (rate, baseline) = (row.lhd.second_half.rate(), row.baseline());
+        let rate = row.lhd.second_half.rate();
+        let baseline = row.baseline();
         println!("{}, {} blocks: {rate:.4} for {baseline:.4}", trace.name, row.num_blocks);
         assert!(rate >= baseline, "{}, {} blocks: {rate:.4}, but {baseline:.4}", trace.name, row.num_blocks);
         rate > baseline

@@ -22,7 +22,9 @@ impl Conversations {
     /// is new.
     pub fn requests(self, seed: u64) -> impl Iterator<Item = TraceRequest> {
         let mut random = Random::new(seed);
-        let (mut at, mut turns, mut next_id) = (0.0, Vec::<Vec<u64>>::new(), 1000);
+        let mut at = 0.0;
+        let mut turns = Vec::<Vec<u64>>::new();
+        let mut next_id = 1000;
         std::iter::repeat_with(move || {
             at += random.exponential(1.0 / self.per_second);
             let mut hash_ids = match random.below(3) {

@@ -116,11 +116,13 @@ impl CallParser {
                     Kind::Call => events.arguments(&call.take_arguments()),
                     Kind::Text => drop(call.take_arguments()),
                 }
-                let (kind, in_list) = (*kind, *in_list);
+                let kind = *kind;
+                let in_list = *in_list;
                 self.follow_object(step, character, kind, in_list, events);
             }
             State::Arguments { reader, kind } => {
-                let (kind, mut arguments) = (*kind, String::new());
+                let kind = *kind;
+                let mut arguments = String::new();
                 let step = reader.step(character, &mut arguments);
                 match kind {
                     Kind::Call => events.arguments(&arguments),

@@ -194,7 +194,8 @@ mod tests {
     }
 
     fn unescaped(inside: &str) -> String {
-        let (mut unescape, mut out) = (Unescape::default(), String::new());
+        let mut unescape = Unescape::default();
+        let mut out = String::new();
         inside.chars().for_each(|character| unescape.step(character, &mut out));
         out
     }

@@ -260,7 +260,8 @@ fn withheld_output_is_bounded() {
     ];
     for (template, output) in outputs {
         let mut parser = parser(template, false, &TOOLS);
-        let (mut taken, mut given) = (0, String::new());
+        let mut taken = 0;
+        let mut given = String::new();
         for piece in output.as_bytes().chunks(7) {
             taken += piece.len();
             let piece = str::from_utf8(piece).unwrap();
@@ -393,7 +394,8 @@ fn adversarial() -> impl Strategy<Value = String> {
 }
 
 fn cut<'t>(text: &'t str, lengths: &[usize]) -> Vec<&'t str> {
-    let (mut pieces, mut rest) = (Vec::new(), text);
+    let mut pieces = Vec::new();
+    let mut rest = text;
     for &length in lengths {
         let end = (length..=rest.len()).find(|&end| rest.is_char_boundary(end)).unwrap_or(rest.len());
         let (piece, after) = rest.split_at(end);
@@ -415,7 +417,8 @@ fn well_formed(mistral: bool) -> impl Strategy<Value = (String, Vec<OutputEvent>
     let call = (prop::sample::select(TOOLS.to_vec()), arguments);
     let part = ("[a-c<>{}é ]{0,8}", prop::collection::vec(call, 0..3));
     prop::collection::vec(part, 0..4).prop_map(move |parts| {
-        let (mut output, mut events) = (String::new(), Events::default());
+        let mut output = String::new();
+        let mut events = Events::default();
         for (text, calls) in parts {
             let text = format!("{}.", text);
             output.push_str(&text);

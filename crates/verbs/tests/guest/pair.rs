@@ -106,7 +106,8 @@ impl Side {
 }
 
 pub fn connected_with(rail: &str, bytes: usize, config: QueuePairConfig) -> (Side, Side) {
-    let (a, b) = (Side::new(rail, bytes, config), Side::new(rail, bytes, config));
+    let a = Side::new(rail, bytes, config);
+    let b = Side::new(rail, bytes, config);
     connect(&a, &b);
     (a, b)
 }

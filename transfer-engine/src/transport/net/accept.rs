@@ -98,7 +98,8 @@ impl Acceptor {
     }
 
     fn start(&self, stream: Stream, kind: TransportKind, peer: Option<SocketAddr>) {
-        let (acceptor, handshake) = (self.clone(), self.handshakes.begin());
+        let acceptor = self.clone();
+        let handshake = self.handshakes.begin();
         self.host.tasks.spawn_request("transfer connection", async move {
             tokio::select! {
                 result = acceptor.serve(stream, kind, handshake) => {

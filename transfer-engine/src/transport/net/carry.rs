@@ -143,7 +143,8 @@ async fn send(
     state: &PartState,
     outcomes: &mpsc::UnboundedSender<Outcome>,
 ) -> Result<(), TransferError> {
-    let (part, bytes) = (&state.part, state.part.bytes);
+    let part = &state.part;
+    let bytes = state.part.bytes;
     let _bulk = match part.priority {
         Priority::Urgent => None,
         // With a lane that is open already, and before it takes any of the room: those who wait for

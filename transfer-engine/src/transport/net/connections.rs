@@ -102,7 +102,8 @@ impl Connections {
                 live.kill.cancel();
             }
         }
-        let (key, live) = ((writer.clone(), connection), Live::default());
+        let key = (writer.clone(), connection);
+        let live = Live::default();
         live.touched.store(self.made.elapsed_ms(), Relaxed);
         if connections.contains_key(&key) {
             return Err(Rejection::InUse);

@@ -93,7 +93,8 @@ impl Owner {
         }
         let (writer, owner) = UnixStream::pair().expect("two sockets");
         let end = writer.try_clone().expect("a descriptor");
-        let (writer, owner) = (unix(writer), unix(owner));
+        let writer = unix(writer);
+        let owner = unix(owner);
         let acceptor = Acceptor::new(&host);
         let write = async {
             // An owner that has closed takes no more.

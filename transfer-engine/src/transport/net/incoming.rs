@@ -126,7 +126,8 @@ impl Incoming {
         }
         self.grow(AHEAD);
         let (received, beyond) = try_receive(stream, region, cursor, end, &mut self.bytes[..AHEAD])?;
-        (self.start, self.end) = (0, beyond);
+        self.start = 0;
+        self.end = beyond;
         Ok(received)
     }
 
@@ -140,7 +141,8 @@ impl Incoming {
                 return Ok(());
             }
             self.grow(DROPPED_AT_ONCE);
-            (self.start, self.end) = (0, 0);
+            self.start = 0;
+            self.end = 0;
             match stream.try_read(&mut self.bytes[..bytes.min(DROPPED_AT_ONCE)]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(received) => self.end = received,

@@ -78,7 +78,9 @@ impl Lane {
         id: u64,
     ) -> (Arc<Self>, LaneTask) {
         let (queue, waiting) = mpsc::channel(QUEUED_PARTS);
-        let (kind, opened, end) = (route.kind(), baton_runtime::now(), CancellationToken::new());
+        let kind = route.kind();
+        let opened = baton_runtime::now();
+        let end = CancellationToken::new();
         let lane = Arc::new(Self { id, opened, kind, route, version, end, queue, load: AtomicU64::new(0) });
         let activity = AtomicU64::new(0);
         (
@@ -167,13 +169,16 @@ impl LaneTask {
         {
             self.lane.route.on_failure(&self.target, reason);
         }
-        let (lane, at, sent) = (Arc::clone(&self.lane), baton_runtime::now(), std::mem::take(&mut *self.sent()));
+        let lane = Arc::clone(&self.lane);
+        let at = baton_runtime::now();
+        let sent = std::mem::take(&mut *self.sent());
         // Closed before a batch hears of the loss: a retry finds it so. With the carrier goes what
         // still reads or writes local memory.
         drop(self.stream);
         drop(self.carrier);
         let lose = |sending: Box<Sending>, begun| {
-            let (part, route) = (sending.part.id.part, Arc::clone(&lane.route));
+            let part = sending.part.id.part;
+            let route = Arc::clone(&lane.route);
             let loss = Loss { part, lane: lane.id, route, at, begun, end: end.clone() };
             sending.resolve(Outcome::Lost(loss));
         };
@@ -317,7 +322,8 @@ impl LaneTask {
                 // The queue's other end lives in `self.lane`.
                 else => return LaneEnd::Closing,
             };
-            let (part, mut head) = (Arc::clone(&sending.part), Vec::new());
+            let part = Arc::clone(&sending.part);
+            let mut head = Vec::new();
             for &connection in &sending.fences {
                 put_fence(&mut head, connection);
             }
@@ -327,7 +333,8 @@ impl LaneTask {
                 Ok(true) => {}
                 Ok(false) => drop(self.forget(part.id)),
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                    let (by, reason) = (self.lane.kind, error.to_string());
+                    let by = self.lane.kind;
+                    let reason = error.to_string();
                     self.resolve(part.id, Outcome::Unable { part: part.id.part, by, reason });
                 }
                 Err(error) => return error.into(),

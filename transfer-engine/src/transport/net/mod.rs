@@ -157,7 +157,8 @@ fn open_rdma(host: &Arc<Host>, acceptor: &Acceptor, control: &str) -> Result<Vec
                 Box::pin(async move { connections.fence_grant(grant).await })
             });
             let devices = Arc::new(devices);
-            let (dispatching, closed) = (Arc::clone(&devices), host.closed.clone());
+            let dispatching = Arc::clone(&devices);
+            let closed = host.closed.clone();
             host.tasks.spawn_request("transfer completions", async move {
                 tokio::select! {
                     () = dispatching.dispatch() => {}

@@ -94,7 +94,8 @@ pub(super) fn try_receive(
 ) -> io::Result<(usize, usize)> {
     let wanted = cursor.remaining() - end;
     let mut pieces = [NO_PIECE; MAX_PIECES];
-    let (mut count, mut room) = (0, wanted);
+    let mut count = 0;
+    let mut room = wanted;
     for (slot, (offset, len)) in pieces.iter_mut().zip(cursor.pieces()) {
         let len = len.min(room);
         if len == 0 {

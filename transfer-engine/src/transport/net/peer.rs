@@ -88,7 +88,8 @@ impl Peer {
     /// A lane to send over, of the best kind that works. It is the one with the least to do, or a
     /// new one if all have much to do.
     pub(super) async fn lane(self: &Arc<Self>, wanted: &Wanted) -> Result<Arc<Lane>, TransferError> {
-        let (mut failed, mut last) = (None, None);
+        let mut failed = None;
+        let mut last = None;
         let usable = |routes: &&[Arc<Route>]| wanted.without.iter().all(|(kind, _)| *kind != routes[0].kind());
         let mut ways = self.routes.chunk_by(|a, b| a.kind() == b.kind()).filter(usable).peekable();
         while let Some(routes) = ways.next() {
@@ -163,7 +164,8 @@ impl Peer {
 
     /// Tries a route that failed before, beside everything else.
     fn probe(self: &Arc<Self>, route: &Arc<Route>) {
-        let (peer, route) = (Arc::clone(self), Arc::clone(route));
+        let peer = Arc::clone(self);
+        let route = Arc::clone(route);
         route.probing.store(true, Relaxed);
         self.host.tasks.spawn_request("transfer probe", async move {
             let _busy = Busy(&route.probing);
@@ -177,7 +179,10 @@ impl Peer {
     /// too.
     async fn open_beside(self: &Arc<Self>, route: &Arc<Route>, wanted: &Wanted) -> Result<Arc<Lane>, TransferError> {
         let (done, result) = oneshot::channel();
-        let (peer, route, wanted, asked) = (Arc::clone(self), Arc::clone(route), wanted.clone(), baton_runtime::now());
+        let peer = Arc::clone(self);
+        let route = Arc::clone(route);
+        let wanted = wanted.clone();
+        let asked = baton_runtime::now();
         self.host.tasks.spawn_request("transfer connect", async move {
             let mut attempts = route.attempts.lock().await;
             // Another task may have been first.
@@ -200,7 +205,8 @@ impl Peer {
         }
         for route in routes.iter().filter(|route| self.lanes_of(route) < route.max_lanes) {
             let Ok(attempts) = route.attempts.try_lock() else { continue };
-            let (due, first) = (attempts.another_is_due(), attempts.another_is_first());
+            let due = attempts.another_is_due();
+            let first = attempts.another_is_first();
             drop(attempts);
             if due && !route.opening.swap(true, Relaxed) {
                 let opened = self.open_another(route);
@@ -243,10 +249,12 @@ impl Peer {
         if let Some(lane) = self.open_lane(routes, wanted).await {
             return Ok(lane);
         }
-        let (asked, mut error) = (baton_runtime::now(), self.no_way(wanted));
+        let asked = baton_runtime::now();
+        let mut error = self.no_way(wanted);
         let limit = asked + self.host.config.connect_timeout;
         loop {
-            let (mut gone, mut next) = (true, limit);
+            let mut gone = true;
+            let mut next = limit;
             for route in routes {
                 let mut attempts = route.attempts.lock().await;
                 if let Some(lane) = self.best(routes, wanted) {
@@ -309,7 +317,8 @@ impl Peer {
     /// Opens one more lane, whether or not a part waits for it.
     fn open_another(self: &Arc<Self>, route: &Arc<Route>) -> oneshot::Receiver<Arc<Lane>> {
         let (done, opened) = oneshot::channel();
-        let (peer, route) = (Arc::clone(self), Arc::clone(route));
+        let peer = Arc::clone(self);
+        let route = Arc::clone(route);
         self.host.tasks.spawn_request("transfer connect", async move {
             let _busy = Busy(&route.opening);
             let mut attempts = route.attempts.lock().await;
@@ -325,7 +334,8 @@ impl Peer {
     fn start(self: &Arc<Self>, route: &Arc<Route>, connected: Connected, id: u64) -> Arc<Lane> {
         let (lane, task) = Lane::new((Arc::clone(&self.host), self.target.clone()), Arc::clone(route), connected, id);
         self.lanes().push(Arc::clone(&lane));
-        let (listed, route) = (Listed { peer: Arc::clone(self), id }, Arc::clone(route));
+        let listed = Listed { peer: Arc::clone(self), id };
+        let route = Arc::clone(route);
         self.host.tasks.spawn_request("transfer lane", async move {
             let end = task.run().await;
             let node = listed.peer.target.node.clone();

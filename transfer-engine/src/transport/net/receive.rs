@@ -77,7 +77,8 @@ impl<'a> Receiver<'a> {
         registered: &'a Registered,
     ) -> Self {
         let incoming = Incoming::new(host.config.progress_timeout * PATIENCE);
-        let (views, last_reply) = (Views::default(), baton_runtime::now());
+        let views = Views::default();
+        let last_reply = baton_runtime::now();
         Self { host, stream, kind, connections, registered, open: None, views, incoming, last_reply }
     }
 
@@ -129,7 +130,8 @@ impl<'a> Receiver<'a> {
             (TransportKind::Shm, Frame::Copy(copy)) => self.on_copy(copy).await,
             (TransportKind::Shm, Frame::Slots { bytes }) => self.views.on_slots(self.stream, bytes).map_err(invalid),
             (TransportKind::Shm, Frame::Source { source, bytes }) => {
-                let (cache, writer) = (&self.connections.views, self.registered.writer());
+                let cache = &self.connections.views;
+                let writer = self.registered.writer();
                 self.views.on_source(self.stream, cache, writer, (source, bytes)).map_err(invalid)
             }
             (kind, _) => Err(invalid(format!("a frame that has no place on a connection over {kind}"))),
@@ -211,7 +213,9 @@ impl<'a> Receiver<'a> {
     async fn copy(&mut self, grant: &Grant, copy: &Copy) -> io::Result<()> {
         let view = self.views.source(copy.source, &copy.spans).map_err(invalid)?;
         for span in &copy.spans {
-            let (mut from, mut to, mut len) = (span.from as usize, span.to.offset as usize, span.to.len as usize);
+            let mut from = span.from as usize;
+            let mut to = span.to.offset as usize;
+            let mut len = span.to.len as usize;
             while len > 0 {
                 let step = len.min(COPY_STEP);
                 let Some(pass) = grant.fence.enter() else {
@@ -219,7 +223,9 @@ impl<'a> Receiver<'a> {
                 };
                 copy_in(&view, from, &grant.region, to, step);
                 drop(pass);
-                (from, to, len) = (from + step, to + step, len - step);
+                from += step;
+                to += step;
+                len -= step;
                 self.on_progress(step).await?;
             }
         }
@@ -265,7 +271,8 @@ impl<'a> Receiver<'a> {
             return Ok(());
         };
         self.metrics().checksum_errors.increment(1);
-        let (writer, span) = (&self.registered.writer().node, data.spans[wrong]);
+        let writer = &self.registered.writer().node;
+        let span = data.spans[wrong];
         tracing::warn!(%writer, offset = span.offset, bytes = span.len, "bytes arrived with a wrong checksum");
         Err(io::Error::other("a wrong checksum"))
     }
@@ -369,7 +376,8 @@ impl<'a> Receiver<'a> {
         if connection == self.registered.connection() {
             return Err(invalid("a connection cannot fence itself"));
         }
-        let (connections, writer) = (Arc::clone(self.connections), self.registered.writer().clone());
+        let connections = Arc::clone(self.connections);
+        let writer = self.registered.writer().clone();
         Ok(Box::pin(async move { connections.fence(&writer, connection).await }))
     }
 

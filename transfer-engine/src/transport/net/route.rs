@@ -232,7 +232,8 @@ impl Route {
             Failure { error: unreachable(error), refused }
         };
         let stream = self.open().await.map_err(refused)?;
-        let (writer, target) = (peer.host.writer(), peer.target.clone());
+        let writer = peer.host.writer();
+        let target = peer.target.clone();
         let hello = Hello { version: PROTOCOL_VERSION, connection: id, writer, target, transport: self.kind() };
         stream.write_all(&hello.encode()).await.map_err(unreachable)?;
         match read_reply(&stream).await.map_err(unreachable)? {

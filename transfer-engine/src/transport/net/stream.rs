@@ -286,7 +286,8 @@ mod tests {
     #[tokio::test]
     async fn file_descriptors_arrive_with_the_bytes_they_were_sent_with() {
         let (a, b) = UnixStream::pair().unwrap();
-        let (a, b) = (Stream::unix(a), Stream::unix(b));
+        let a = Stream::unix(a);
+        let b = Stream::unix(b);
         let mut file = tempfile();
         file.write_all(b"hello").unwrap();
         a.write_with_file(b"abc", Some(file.as_fd())).await.unwrap();
@@ -304,7 +305,8 @@ mod tests {
     #[tokio::test]
     async fn too_many_file_descriptors_are_an_error() {
         let (a, b) = UnixStream::pair().unwrap();
-        let (a, b) = (Stream::unix(a), Stream::unix(b));
+        let a = Stream::unix(a);
+        let b = Stream::unix(b);
         let file = tempfile();
         for _ in 0..=MAX_FILES {
             a.write_with_file(b"x", Some(file.as_fd())).await.unwrap();

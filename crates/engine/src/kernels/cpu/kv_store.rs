@@ -37,8 +37,10 @@ impl<'a> KvStore<'a> {
     /// different positions at the same time.
     pub fn write(&self, isa: Isa, table: &[BlockId], position: usize, k: &[f32], v: &[f32]) {
         let layout = self.arena.layout();
-        let (tokens, dim) = (layout.block_tokens as usize, layout.head_dim as usize);
-        let (block, row_bytes) = (table[position / tokens], layout.row_bytes());
+        let tokens = layout.block_tokens as usize;
+        let dim = layout.head_dim as usize;
+        let block = table[position / tokens];
+        let row_bytes = layout.row_bytes();
         let at = |plane: usize| (plane * tokens + position % tokens) * row_bytes;
         for (head, (k, v)) in k.chunks_exact(dim).zip(v.chunks_exact(dim)).enumerate() {
             for (plane, x) in [(2 * head, k), (2 * head + 1, v)] {
@@ -53,7 +55,9 @@ impl<'a> KvStore<'a> {
     /// end of `position`'s block, at most `most` of them.
     pub fn rows(&self, table: &[BlockId], kv_head: usize, position: usize, most: usize) -> KvRows<'a> {
         let layout = self.arena.layout();
-        let (tokens, row_bytes, plane) = (layout.block_tokens as usize, layout.row_bytes(), layout.plane_bytes());
+        let tokens = layout.block_tokens as usize;
+        let row_bytes = layout.row_bytes();
+        let plane = layout.plane_bytes();
         let token = position % tokens;
         let count = most.min(tokens - token);
         // SAFETY: see the type's text; the rows of this layer are all written when attention
@@ -86,7 +90,8 @@ fn encode_of<V: F32x16>(dtype: KvDtype, x: &[f32], to: &mut [u8]) {
     let (elements, scale) = to.split_at_mut(x.len() * dtype.element_bytes());
     let mut inverse = V::splat(0.0);
     if dtype == KvDtype::Int8 {
-        let (mut largest, mut finite) = (V::splat(0.0), true);
+        let mut largest = V::splat(0.0);
+        let mut finite = true;
         for x in x.chunks(LANES) {
             let lanes = bounded(V::read(x));
             largest = lanes.abs().max(largest);

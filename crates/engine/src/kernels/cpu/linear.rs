@@ -233,7 +233,8 @@ pub(crate) fn linear(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, y
         Target::Set => y.resize(rows),
         Target::Add => assert_eq!(y.rows(), rows, "rows of a sum"),
     }
-    let (y, mut column) = (y.share(), 0);
+    let y = y.share();
+    let mut column = 0;
     for part in &w.parts {
         let to = Destination { y: &y, column, target };
         match part.form() {

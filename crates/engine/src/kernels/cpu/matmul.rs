@@ -268,7 +268,9 @@ impl TaskShape {
         let row_block = self.row_block.min(rows.div_ceil(blocks).max(1).next_multiple_of(TILE_BLOCK));
         let tasks = rows.div_ceil(row_block) * groups;
         threads.for_each(tasks, parallel, |worker, task| {
-            let (first_row, first, next) = (task / groups * row_block, task % groups * group, task + threads.count());
+            let first_row = task / groups * row_block;
+            let first = task % groups * group;
+            let next = task + threads.count();
             let part = Part {
                 rows: first_row..rows.min(first_row + row_block),
                 packed_tiles: first..packed_tiles.min(first + group),
@@ -488,9 +490,11 @@ fn gated_products<P: Pairs<Input = bf16>, W: PackedTiles<P>>(
     to: SharedRows<'_, bf16>,
     part: Part,
 ) {
-    let (rows, half) = (&part.rows, w.outputs() / 2 / TILE_OUTPUTS);
+    let rows = &part.rows;
+    let half = w.outputs() / 2 / TILE_OUTPUTS;
     for packed_tile in part.packed_tiles.clone() {
-        let (gate, up) = (packed_tile, half + packed_tile);
+        let gate = packed_tile;
+        let up = half + packed_tile;
         let c = Operand { at: gates.as_mut_ptr(), stride: GATE_STRIDE };
         // SAFETY: these rows of X; the buffer has room for as many.
         unsafe {
@@ -632,7 +636,8 @@ mod tests {
                     let to = Destination { y: &y.share(), column: 0, target };
                     match element {
                         Dtype::BF16 => {
-                            let (w, buffers) = (RoundedMatrix::Packed(&w_packed), ProductBuffers::new(&threads));
+                            let w = RoundedMatrix::Packed(&w_packed);
+                            let buffers = ProductBuffers::new(&threads);
                             rounded_matmul(isa, &threads, &rounded, w, &buffers, to);
                         }
                         _ => single_matmul(isa, &threads, &x, &w_packed, to),
@@ -766,7 +771,8 @@ mod tests {
         let read = |range: Range<usize>, _: &mut [f32]| {
             if range.start == 32 { Err(EngineError::Model("row 32".to_owned())) } else { Ok(()) }
         };
-        let (threads, memory) = (Threads::new(2).unwrap(), WeightMemory::new());
+        let threads = Threads::new(2).unwrap();
+        let memory = WeightMemory::new();
         let failed = PackedMatrix::pack(&threads, &memory, Dtype::F32, (64, 4), read).err().unwrap();
         assert_eq!(failed.to_string(), "row 32");
     }

@@ -71,7 +71,8 @@ impl QuantizedRows {
     /// ever added.
     fn resize(&mut self, rows: usize, columns: usize) -> &mut [QuantizedBlock] {
         assert!(columns.is_multiple_of(BLOCK), "{columns} columns");
-        (self.rows, self.blocks_per_row) = (rows, columns / BLOCK);
+        self.rows = rows;
+        self.blocks_per_row = columns / BLOCK;
         let bytes = rows.div_ceil(GROUP) * self.blocks_per_row * size_of::<QuantizedBlock>();
         if bytes > self.blocks.len() {
             self.blocks = AlignedBytes::zeroed(bytes);
@@ -126,7 +127,8 @@ pub(super) fn quantize_block<V: F32x16>(x: &[f32; BLOCK], slot: usize, block: &m
     let halves = [V::read(&x[..LANES]), V::read(&x[LANES..])];
     let largest = halves[0].abs().max(halves[1].abs()).largest();
     let (scale, inverse) = scale_of(largest, halves[0].all_finite() && halves[1].all_finite());
-    let (inverse, magic) = (V::splat(inverse), V::splat(ROUND_MAGIC));
+    let inverse = V::splat(inverse);
+    let magic = V::splat(ROUND_MAGIC);
     let rounded = [halves[0].mul(inverse).add(magic), halves[1].mul(inverse).add(magic)];
     let quants = [rounded[0].bytes_of_rounded(), rounded[1].bytes_of_rounded()];
     let (first, last) = block.quants[slot].split_at_mut(LANES);
@@ -175,11 +177,13 @@ mod tests {
         for count in [1, 15, 16, 17, 40] {
             let x = rows(count, 96);
             for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 2)]) {
-                let (mut quantized, threads) = (QuantizedRows::new(), Threads::new(threads).unwrap());
+                let mut quantized = QuantizedRows::new();
+                let threads = Threads::new(threads).unwrap();
                 match threads.count() {
                     1 => quantized.fill_from(isa, &threads, &x),
                     _ => {
-                        let (shape, buffers) = ((x.rows(), x.columns()), RowBuffers::new(&threads, x.columns()));
+                        let shape = (x.rows(), x.columns());
+                        let buffers = RowBuffers::new(&threads, x.columns());
                         quantized.fill(isa, &threads, shape, &buffers, |row, to| to.copy_from_slice(x.row(row)));
                     }
                 }

@@ -86,7 +86,8 @@ fn quantized_tasks(isa: Isa, threads: &Threads, x: &QuantizedRows, w: &Quantized
     let groups = x.rows().div_ceil(GROUP);
     let tasks = groups.div_ceil(ROW_GROUPS) * runs;
     threads.for_each(tasks, parallel, |worker, task| {
-        let (first_group, next) = (task / runs * ROW_GROUPS, task + threads.count());
+        let first_group = task / runs * ROW_GROUPS;
+        let next = task + threads.count();
         let part = Part {
             groups: first_group..groups.min(first_group + ROW_GROUPS),
             packed_tiles: run_of(task),
@@ -121,8 +122,8 @@ impl Part {
             let first = self.packed_tiles.start + at;
             return (first < self.packed_tiles.end).then_some((first..self.packed_tiles.end.min(first + most), 0));
         };
-        let (gate, place) =
-            (self.packed_tiles.start + at / GATED_TILES * WIDEST_TILE + at % WIDEST_TILE, at % GATED_TILES);
+        let gate = self.packed_tiles.start + at / GATED_TILES * WIDEST_TILE + at % WIDEST_TILE;
+        let place = at % GATED_TILES;
         let first = if place < WIDEST_TILE { gate } else { ups + gate };
         (gate < self.packed_tiles.end).then_some((first..first + most, place))
     }
@@ -303,7 +304,8 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const TILES: 
     let form = form_of::<TYPE>();
     // A minimum is taken off a whole block.
     const { assert!(form_of::<TYPE>().zero.is_some() || groups(form_of::<TYPE>()) == 1) };
-    let (next_codes, next_scales) = (blocks.len() * code_bytes(form), blocks.len() * scale_bytes(form));
+    let next_codes = blocks.len() * code_bytes(form);
+    let next_scales = blocks.len() * scale_bytes(form);
     let mut sums = [[D::Floats::splat(0.0); TILES]; ROWS];
     let PackedTiles { mut quants, mut scales, .. } = packed_tiles;
     for block in blocks {
@@ -314,7 +316,8 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const TILES: 
         // of the group; 4 bytes of quants are read as a number, of any alignment.
         unsafe {
             let inputs = block.quants.as_ptr().add(first).cast::<[i32; BLOCK / 4]>();
-            let (a_scales, weighted_sums) = (block.scales.as_ptr().add(first), block.weighted_sums.as_ptr().add(first));
+            let a_scales = block.scales.as_ptr().add(first);
+            let weighted_sums = block.weighted_sums.as_ptr().add(first);
             let mut dots = [[D::splat(0); TILES]; ROWS];
             unrolled!(pair in 0 1 2 3 => {
                 if pair == 0 || pair == 2 && groups(form) == 2 {
@@ -463,7 +466,8 @@ mod tests {
                 for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
                     let threads = Threads::new(count).unwrap();
                     let w = packed(&threads, dtype, &blocks, inputs);
-                    let (mut a, mut found) = (QuantizedRows::new(), QuantizedRows::new());
+                    let mut a = QuantizedRows::new();
+                    let mut found = QuantizedRows::new();
                     a.fill_from(isa, &threads, &x);
                     gated_quantized_matmul(isa, &threads, &a, &w, &ProductBuffers::new(&threads), &mut found);
                     assert_eq!(found.rows(), rows);
@@ -491,7 +495,8 @@ mod tests {
     fn quantized_matmul_reference_is_near_the_float_product() {
         for dtype in quantized() {
             let blocks = random_blocks(dtype, 5, 3 * 4);
-            let (x, form) = (reference::random(6, 128), dtype.quant_format().unwrap());
+            let x = reference::random(6, 128);
+            let form = dtype.quant_format().unwrap();
             let mut w = vec![0.0; 3 * 128];
             blocks.iter().zip(w.as_chunks_mut().0).for_each(|(block, out)| block.elements(form, out));
             let found = reference::quantized_matmul(&x, dtype, &blocks);

@@ -68,8 +68,10 @@ impl QuantizedMatrix {
         read: impl Fn(usize, &mut [QuantBlock]) -> Result<(), EngineError> + Sync,
     ) -> Result<Self, EngineError> {
         let form = dtype.quant_format().unwrap_or_else(|| unreachable!("{dtype} is not quantized"));
-        let (blocks, packed_tiles) = (inputs / BLOCK, outputs.div_ceil(TILE_OUTPUTS));
-        let (code_bytes, scale_bytes) = (blocks * code_bytes(form), blocks * scale_bytes(form));
+        let blocks = inputs / BLOCK;
+        let packed_tiles = outputs.div_ceil(TILE_OUTPUTS);
+        let code_bytes = blocks * code_bytes(form);
+        let scale_bytes = blocks * scale_bytes(form);
         let mut quants = memory.zeroed(packed_tiles * code_bytes)?;
         let mut scales = memory.zeroed(packed_tiles * scale_bytes)?;
         let slots = quants.chunks_exact_mut(code_bytes.max(1)).zip(scales.chunks_exact_mut(scale_bytes.max(1)));
@@ -146,8 +148,11 @@ impl QuantizedMatrix {
     /// One row of the weight matrix: an embedding, if the matrix is the head too.
     pub fn copy_row(&self, row: usize, to: &mut [f32]) {
         assert!(row < self.outputs && to.len() == self.inputs, "row {row} of {}", self.outputs);
-        let (packed_tile, lane, blocks) = (row / TILE_OUTPUTS, row % TILE_OUTPUTS, self.inputs / BLOCK);
-        let (code_bytes, scale_bytes) = (code_bytes(self.form), scale_bytes(self.form));
+        let packed_tile = row / TILE_OUTPUTS;
+        let lane = row % TILE_OUTPUTS;
+        let blocks = self.inputs / BLOCK;
+        let code_bytes = code_bytes(self.form);
+        let scale_bytes = scale_bytes(self.form);
         let quants = self.quants[packed_tile * blocks * code_bytes..].chunks_exact(code_bytes);
         let scales = self.scales[packed_tile * blocks * scale_bytes..].chunks_exact(scale_bytes);
         for ((quants, scales), to) in quants.zip(scales).zip(to.as_chunks_mut().0) {
@@ -180,7 +185,8 @@ fn pack_row(form: QuantFormat, row: &[QuantBlock], lane: usize, quants: &mut [u8
     let slots = quants.chunks_exact_mut(code_bytes(form)).zip(scales.chunks_exact_mut(scale_bytes(form)));
     for (block, (quants, scales)) in row.iter().zip(slots) {
         for (i, &code) in block.quants.iter().enumerate() {
-            let (quad, byte) = (i / 4, 4 * lane + i % 4);
+            let quad = i / 4;
+            let byte = 4 * lane + i % 4;
             if form.bits == 8 {
                 quants[quad * QUADS + byte] = code;
                 continue;
@@ -203,7 +209,8 @@ fn pack_row(form: QuantFormat, row: &[QuantBlock], lane: usize, quants: &mut [u8
 
 fn unpack_block(form: QuantFormat, quants: &[u8], scales: &[u8], lane: usize) -> QuantBlock {
     let code = |i: usize| {
-        let (quad, byte) = (i / 4, 4 * lane + i % 4);
+        let quad = i / 4;
+        let byte = 4 * lane + i % 4;
         if form.bits == 8 {
             return quants[quad * QUADS + byte];
         }
@@ -218,7 +225,8 @@ fn unpack_block(form: QuantFormat, quants: &[u8], scales: &[u8], lane: usize) ->
             false => f32::from_ne_bytes(std::array::from_fn(|i| lanes[4 * lane + i])),
         }
     };
-    let (groups, minimum) = (groups(form), form.zero.is_none());
+    let groups = groups(form);
+    let minimum = form.zero.is_none();
     let minima = if minimum { [number(groups), number(2 * groups - 1)] } else { [0.0; 2] };
     QuantBlock { quants: std::array::from_fn(code), scales: [number(0), number(groups - 1)], minima }
 }
@@ -314,7 +322,8 @@ pub(super) mod tests {
         for dtype in quantized() {
             let blocks = random_blocks(dtype, 3, 37 * 2);
             let w = packed(&threads, dtype, &blocks, 64);
-            let (mut found, mut expected) = ([0.0; 64], [0.0; 64]);
+            let mut found = [0.0; 64];
+            let mut expected = [0.0; 64];
             w.copy_row(36, &mut found);
             let form = dtype.quant_format().unwrap();
             blocks[72..].iter().zip(expected.as_chunks_mut().0).for_each(|(block, out)| block.elements(form, out));
@@ -337,7 +346,8 @@ pub(super) mod tests {
         let read = |row: usize, _: &mut [QuantBlock]| {
             if row == 32 { Err(EngineError::Model("row 32".to_owned())) } else { Ok(()) }
         };
-        let (threads, memory) = (Threads::new(2).unwrap(), WeightMemory::new());
+        let threads = Threads::new(2).unwrap();
+        let memory = WeightMemory::new();
         let failed = QuantizedMatrix::pack(&threads, &memory, Dtype::Q8_0, (64, 32), read).err().unwrap();
         assert_eq!(failed.to_string(), "row 32");
     }

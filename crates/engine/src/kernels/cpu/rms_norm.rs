@@ -36,9 +36,11 @@ mod tests {
 
     fn compare() {
         for len in [1, 15, 16, 17, 33, 576] {
-            let (x, w) = (reference::random(len as u64, len), reference::random(7, len));
+            let x = reference::random(len as u64, len);
+            let w = reference::random(7, len);
             let expected = reference::rms_norm(&x, &w, 1e-5);
-            let (x, w) = (Guarded::copy_of(&x), Guarded::copy_of(&w));
+            let x = Guarded::copy_of(&x);
+            let w = Guarded::copy_of(&w);
             let mut scalar = vec![0.0; len];
             rms_norm(Isa::SCALAR, &x, &w, 1e-5, &mut scalar);
             assert!(reference::distance(&scalar, &expected) < 1e-6, "{len}");

@@ -26,7 +26,8 @@ impl RopeTable {
         if self.positions == positions {
             return;
         }
-        let (frequencies, half) = (&self.frequencies, self.frequencies.len());
+        let frequencies = &self.frequencies;
+        let half = self.frequencies.len();
         self.rows.resize(positions.len());
         self.positions.clear();
         self.positions.extend_from_slice(positions);
@@ -34,7 +35,8 @@ impl RopeTable {
             let (cosines, sines) = angles.split_at_mut(half);
             for ((frequency, cosine), sine) in frequencies.iter().zip(cosines).zip(sines) {
                 let (s, c) = (f64::from(positions[row]) * frequency).sin_cos();
-                (*sine, *cosine) = (s as f32, c as f32);
+                *sine = s as f32;
+                *cosine = c as f32;
             }
         });
     }
@@ -59,8 +61,10 @@ fn rope_of<V: F32x16>(heads: &mut [f32], table: &[f32]) {
         let (low, high) = head.split_at_mut(half);
         let angles = cosines.chunks(LANES).zip(sines.chunks(LANES));
         for ((low, high), (cosine, sine)) in low.chunks_mut(LANES).zip(high.chunks_mut(LANES)).zip(angles) {
-            let (a, b) = (V::read(low), V::read(high));
-            let (cosine, sine) = (V::read(cosine), V::read(sine));
+            let a = V::read(low);
+            let b = V::read(high);
+            let cosine = V::read(cosine);
+            let sine = V::read(sine);
             a.mul(cosine).sub(b.mul(sine)).write(low);
             b.mul(cosine).add(a.mul(sine)).write(high);
         }
@@ -81,7 +85,8 @@ mod tests {
     fn compare() {
         for (half, heads) in [(1, 1), (4, 3), (16, 2), (20, 2), (32, 9)] {
             let frequencies: Vec<_> = (0..half).map(|i| 10_000f64.powf(-(i as f64) / half as f64)).collect();
-            let (mut table, threads) = (RopeTable::new(frequencies.clone()), Threads::new(2).unwrap());
+            let mut table = RopeTable::new(frequencies.clone());
+            let threads = Threads::new(2).unwrap();
             table.set_positions(&threads, &[0, 1]);
             table.set_positions(&threads, &[0, 1, 8_000]);
             let x = reference::random(half as u64, heads * 2 * half);
@@ -92,7 +97,8 @@ mod tests {
                 rope(Isa::SCALAR, &mut scalar, table.row(row));
                 assert!(reference::distance(&scalar, &expected) < 1e-6, "{half} {position}");
                 for isa in Isa::available() {
-                    let (mut y, angles) = (Guarded::copy_of(&x), Guarded::copy_of(table.row(row)));
+                    let mut y = Guarded::copy_of(&x);
+                    let angles = Guarded::copy_of(table.row(row));
                     rope(isa, &mut y, &angles);
                     assert_eq!(*y, scalar, "{isa}");
                 }

@@ -52,7 +52,8 @@ impl RoundedRows {
 
     /// Makes it `rows x columns`. The contents are unspecified; memory is only ever added.
     pub fn resize(&mut self, rows: usize, columns: usize) {
-        (self.rows, self.stride) = (rows, (columns.div_ceil(2 * LANES) | 1) * 2 * LANES);
+        self.rows = rows;
+        self.stride = (columns.div_ceil(2 * LANES) | 1) * 2 * LANES;
         let bytes = rows * self.stride * size_of::<bf16>();
         if bytes > self.bytes.len() {
             self.bytes = AlignedBytes::zeroed(bytes);

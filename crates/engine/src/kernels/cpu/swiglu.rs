@@ -38,7 +38,8 @@ mod tests {
         for len in [1, 15, 16, 17, 31, 100] {
             let mut gate: Vec<_> = reference::random(len as u64, len).iter().map(|x| x * 8.0).collect();
             gate[0] = -200.0;
-            let (gate, up) = (Guarded::copy_of(&gate), Guarded::copy_of(&reference::random(3, len)));
+            let gate = Guarded::copy_of(&gate);
+            let up = Guarded::copy_of(&reference::random(3, len));
             let mut scalar = vec![0.0; len];
             swiglu(Isa::SCALAR, &gate, &up, &mut scalar);
             assert!(reference::distance(&scalar, &reference::swiglu(&gate, &up)) < 2e-6, "{len}");

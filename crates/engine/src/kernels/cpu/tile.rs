@@ -210,7 +210,8 @@ unsafe fn strip<P: Pairs, const VECTORS: usize>(
 ) {
     let tiles = extent.rows.div_ceil(P::TILE_ROWS);
     for tile in 0..tiles {
-        let (first, end) = (extent.rows * tile / tiles, extent.rows * (tile + 1) / tiles);
+        let first = extent.rows * tile / tiles;
+        let end = extent.rows * (tile + 1) / tiles;
         // SAFETY: rows `first..end` of the caller's operands.
         unsafe {
             let a = Operand { at: a.at.add(first * a.stride), ..a };
@@ -294,7 +295,8 @@ unsafe fn registers<P: Pairs, const ROWS: usize, const VECTORS: usize>(
             ahead.at = at;
         }
         if extent.depth % 2 == 1 {
-            let (weights, last) = ([P::load(b_pair), P::load(b_pair.add((VECTORS - 1) * PAIR))], extent.depth - 1);
+            let weights = [P::load(b_pair), P::load(b_pair.add((VECTORS - 1) * PAIR))];
+            let last = extent.depth - 1;
             each!(row, j => sums[row][j] = P::dot_even(sums[row][j], weights[j], a.at.add(row * a.stride + last)));
         }
         each!(row, j => sums[row][j].store(c.at.add(row * c.stride + j * LANES)));

@@ -23,7 +23,8 @@ impl Dots for Avx2Dots {
         unsafe {
             let [a, b] = Self::bytes(from);
             let mask = _mm256_set1_epi8(15);
-            let (high_a, high_b) = (_mm256_srli_epi16::<4>(a), _mm256_srli_epi16::<4>(b));
+            let high_a = _mm256_srli_epi16::<4>(a);
+            let high_b = _mm256_srli_epi16::<4>(b);
             let low = [_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)];
             [low, [_mm256_and_si256(high_a, mask), _mm256_and_si256(high_b, mask)]]
         }

@@ -21,7 +21,8 @@ impl Dots for Avx512Dots {
         // SAFETY: the caller's promise of 64 bytes; the type is used only if the CPU has AVX-512 BW
         // (see the trait).
         unsafe {
-            let (bytes, mask) = (Self::bytes(from), _mm512_set1_epi8(15));
+            let bytes = Self::bytes(from);
+            let mask = _mm512_set1_epi8(15);
             [_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask)]
         }
     }

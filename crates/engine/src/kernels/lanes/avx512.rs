@@ -205,15 +205,18 @@ impl F32x16 for Avx512 {
             let mut b = a;
             for i in (0..LANES).step_by(4) {
                 for j in 0..2 {
-                    let (low, high) = (_mm512_castps_pd(a[i + j]), _mm512_castps_pd(a[i + j + 2]));
+                    let low = _mm512_castps_pd(a[i + j]);
+                    let high = _mm512_castps_pd(a[i + j + 2]);
                     b[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
                     b[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
                 }
             }
             // b[4 g + j], 128-bit part q = column 4 q + j of rows 4 g .. 4 g + 3.
             for j in 0..4 {
-                let (low0, high0) = (shuffle::<0x44>(b[j], b[j + 4]), shuffle::<0xee>(b[j], b[j + 4]));
-                let (low1, high1) = (shuffle::<0x44>(b[j + 8], b[j + 12]), shuffle::<0xee>(b[j + 8], b[j + 12]));
+                let low0 = shuffle::<0x44>(b[j], b[j + 4]);
+                let high0 = shuffle::<0xee>(b[j], b[j + 4]);
+                let low1 = shuffle::<0x44>(b[j + 8], b[j + 12]);
+                let high1 = shuffle::<0xee>(b[j + 8], b[j + 12]);
                 rows[j].0 = shuffle::<0x88>(low0, low1);
                 rows[j + 4].0 = shuffle::<0xdd>(low0, low1);
                 rows[j + 8].0 = shuffle::<0x88>(high0, high1);

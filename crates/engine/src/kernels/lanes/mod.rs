@@ -244,7 +244,8 @@ mod tests {
             let mut worst = 0.0f64;
             for step in 0..40_000 {
                 let x = [-87.3 + 175.3 * (step as f32 / 40_000.0); LANES];
-                let (found, expected) = (f64::from(exps(isa, &x)[3]), f64::from(x[0]).exp());
+                let found = f64::from(exps(isa, &x)[3]);
+                let expected = f64::from(x[0]).exp();
                 let unit = f64::from(f32::from_bits((expected as f32).to_bits() + 1)) - f64::from(expected as f32);
                 worst = worst.max((found - expected).abs() / unit);
             }
@@ -275,7 +276,8 @@ mod tests {
         for isa in Isa::available() {
             for step in 0..40_000 {
                 let x = [-126.0 * (step as f32 / 40_000.0); LANES];
-                let (found, expected) = (f64::from(exp2s(isa, &x)[5]), f64::from(x[0]).exp2());
+                let found = f64::from(exp2s(isa, &x)[5]);
+                let expected = f64::from(x[0]).exp2();
                 assert!((found - expected).abs() < 3e-6 * expected, "{isa}: 2^{} is {expected}, not {found}", x[0]);
             }
             let mut x = [f32::NEG_INFINITY; LANES];
@@ -290,7 +292,8 @@ mod tests {
     }
 
     fn bf16s_of<V: F32x16>(a: &[f32; LANES], b: &[f32; LANES]) -> ([u16; LANES], Vec<[u32; LANES]>) {
-        let (a, b) = (V::read(a), V::read(b));
+        let a = V::read(a);
+        let b = V::read(b);
         let mut halves = [0; LANES];
         // SAFETY: 16 elements.
         unsafe { a.store_bf16(halves.as_mut_ptr()) };
@@ -348,7 +351,8 @@ mod tests {
     const QUANTS: [i8; LANES] = [-128, -127, -100, -64, -17, -2, -1, 0, 1, 2, 3, 16, 63, 64, 126, 127];
 
     fn all_operations<V: F32x16>(a: &[f32; LANES], b: &[f32; LANES], bits: &[u16; LANES]) -> Vec<[f32; LANES]> {
-        let (x, y) = (V::read(a), V::read(b));
+        let x = V::read(a);
+        let y = V::read(b);
         let mut rows: [V; LANES] = std::array::from_fn(|i| x.add(V::splat(i as f32)));
         V::transpose(&mut rows);
         let short = V::read(&a[..5]);
@@ -386,7 +390,8 @@ mod tests {
         for row in 0..LANES {
             assert_eq!(expected[17 + row], std::array::from_fn(|i| a[row] + i as f32));
         }
-        let (numbers, rest) = (0x7c00, 13..14); // a NaN's payload may differ: 0x7f80 as a half
+        let numbers = 0x7c00;
+        let rest = 13..14; // a NaN's payload may differ: 0x7f80 as a half
         assert!(f16::from_bits(patterns[rest.start]).is_nan() && f16::from_bits(numbers).is_infinite());
         for isa in Isa::available() {
             let mut found = bits(operations(isa, &a, &b, &patterns));

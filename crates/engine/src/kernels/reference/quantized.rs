@@ -24,7 +24,8 @@ pub(crate) fn quantize(x: &[f32]) -> Vec<Quantized> {
 
 /// `x` is `[k]`, `w` is `[n][k / 32]`.
 pub(crate) fn quantized_matmul(x: &[f32], dtype: Dtype, w: &[QuantBlock]) -> Vec<f32> {
-    let (x, form) = (quantize(x), dtype.quant_format().unwrap());
+    let x = quantize(x);
+    let form = dtype.quant_format().unwrap();
     let output = |row: &[QuantBlock]| {
         row.iter().zip(&x).fold(0.0f32, |mut y, (w, x)| {
             for group in 0..QUANTS / form.group {

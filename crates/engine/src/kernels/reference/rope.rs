@@ -7,7 +7,8 @@ pub(crate) fn rope(head: &[f32], position: u32, frequencies: &[f64]) -> Vec<f32>
     let mut out = head.to_vec();
     for (i, frequency) in frequencies.iter().enumerate() {
         let (sin, cos) = (f64::from(position) * frequency).sin_cos();
-        let (a, b) = (f64::from(head[i]), f64::from(head[i + half]));
+        let a = f64::from(head[i]);
+        let b = f64::from(head[i + half]);
         out[i] = (a * cos - b * sin) as f32;
         out[i + half] = (b * cos + a * sin) as f32;
     }

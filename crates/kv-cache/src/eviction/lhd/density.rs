@@ -141,7 +141,9 @@ impl Class {
     /// good for.
     fn learn(&mut self, prior: &[f64; BINS], below: &[f64; BINS]) {
         let level = self.level(prior);
-        let (mut hits, mut epochs, mut older) = (0.0, 0.0, 0.0);
+        let mut hits = 0.0;
+        let mut epochs = 0.0;
+        let mut older = 0.0;
         for bin in (0..BINS).rev() {
             let chance = (self.hits[bin] + PRIOR * level * prior[bin]) / (self.exposure[bin] + PRIOR);
             let missed = 1.0 / (1.0 + chance * width(bin));
@@ -190,7 +192,8 @@ mod tests {
 
     #[test]
     fn lhd_class_rises_with_uses_and_fresh_last_block_is_lowest() {
-        let (inner, last) = (Position { depth: 3, length: 9 }, Position { depth: 8, length: 9 });
+        let inner = Position { depth: 3, length: 9 };
+        let last = Position { depth: 8, length: 9 };
         assert_eq!([1, 2, 3, 4, 255].map(|uses| class(uses, inner)), [1, 2, 3, 4, 4]);
         assert_eq!([1, 2].map(|uses| class(uses, last)), [0, 2]);
     }

@@ -47,7 +47,8 @@ pub(super) struct Lhd {
 
 impl Lhd {
     pub(super) fn new(num_blocks: u32) -> Self {
-        let (blocks, unused) = (num_blocks as usize, Life { uses: 0, class: 0, released: 0 });
+        let blocks = num_blocks as usize;
+        let unused = Life { uses: 0, class: 0, released: 0 };
         Self {
             lists: BlockLists::new(num_blocks, CLASSES),
             lives: vec![unused; blocks],
@@ -110,7 +111,8 @@ impl EvictionPolicy for Lhd {
         }
         let life = &mut self.lives[block.index()];
         let class = density::class(life.uses, position);
-        (life.class, life.released) = (class as u8, self.now);
+        life.class = class as u8;
+        life.released = self.now;
         self.densities.on_release(class);
         self.lists.push(class, block);
     }

@@ -78,7 +78,8 @@ fn request_ends_once_for_every_event_in_every_state() {
     for seed in 0..3_000 {
         let mut rng = Random(seed);
         let mut shell = Shell::new(job(6));
-        let (mut names, mut late) = (0, VecDeque::new());
+        let mut names = 0;
+        let mut late = VecDeque::new();
         // Answers come at once, or later and in order.
         let comes_late = rng.below(3);
         for _ in 0..60 {
@@ -175,7 +176,9 @@ fn happen(shell: &mut Shell, rng: &mut Random, event: &str) {
         "fetched" => RequestEvent::Prefill(PrefillEvent::Fetched(FetchReport::default())),
         "first token" => first(10 + drawn),
         "last first token" if rng.below(4) == 0 => {
-            let (logprobs, prompt_logprobs, finish) = (None, Vec::new(), Some(FinishReason::Stop));
+            let logprobs = None;
+            let prompt_logprobs = Vec::new();
+            let finish = Some(FinishReason::Stop);
             let first = PrefillEvent::FirstToken { token: 10 + drawn, logprobs, prompt_logprobs, finish, compute: MS };
             RequestEvent::Prefill(first)
         }

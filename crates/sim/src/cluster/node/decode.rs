@@ -70,7 +70,8 @@ impl Node {
                 }
             }
             DecodeEffect::Fetch { key, source, block_hashes, destinations } => {
-                let (reader, reader_generation) = (self.info.node.clone(), self.start.generation);
+                let reader = self.info.node.clone();
+                let reader_generation = self.start.generation;
                 let lease = LeaseRequest { key, reader, reader_generation, block_hashes };
                 self.start_fetch(wire, &source, lease, destinations);
             }

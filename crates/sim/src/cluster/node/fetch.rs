@@ -70,7 +70,8 @@ impl Node {
         destinations: Vec<BlockId>,
     ) {
         let holder = wire.start(&source.node, source.generation);
-        let (now, layer_bytes) = (wire.now(), (self.info.layout.block_bytes() * destinations.len()) as u64);
+        let now = wire.now();
+        let layer_bytes = (self.info.layout.block_bytes() * destinations.len()) as u64;
         let dues = (0..self.info.layout.num_layers).map(|_| self.receive.reserve(now, layer_bytes)).collect();
         let key = lease.key;
         self.insert_fetch(now, key, Holder::Node(holder), dues, destinations, Vec::new());
@@ -90,7 +91,8 @@ impl Node {
         records: Vec<Vec<u64>>,
     ) {
         self.num_fetches += 1;
-        let (serial, sources) = (self.num_fetches, Vec::new());
+        let serial = self.num_fetches;
+        let sources = Vec::new();
         let fetch = Fetch {
             holder,
             serial,
@@ -111,7 +113,8 @@ impl Node {
         match (reply, self.fetches.get_mut(&key)) {
             (Ok(LeaseReply { lease, blocks }), Some(fetch)) => {
                 fetch.destinations.truncate(blocks.len());
-                (fetch.lease, fetch.sources) = (Some(lease), blocks);
+                fetch.lease = Some(lease);
+                fetch.sources = blocks;
                 let blocks = fetch.sources.len();
                 match &mut self.core {
                     Core::Prefill(core) => core.on_fetch_begun(now, key, blocks),
@@ -136,7 +139,8 @@ impl Node {
     /// The next layer comes when it is due.
     pub(super) fn await_layer(&mut self, wire: &mut Wire, key: RequestKey) {
         let Some(fetch) = self.fetches.get(&key) else { return };
-        let (due, serial) = (fetch.dues[fetch.layers_here as usize], fetch.serial);
+        let due = fetch.dues[fetch.layers_here as usize];
+        let serial = fetch.serial;
         wire.queue.at(due, Event::FetchedLayer { reader: self.start, key, serial, is_late: false });
     }
 
@@ -158,7 +162,8 @@ impl Node {
         serial: u64,
         is_good: bool,
     ) {
-        let (now, num_layers) = (wire.now(), self.info.layout.num_layers);
+        let now = wire.now();
+        let num_layers = self.info.layout.num_layers;
         let block_bytes = self.info.layout.block_bytes();
         let Some(fetch) = self.fetches.get(&key).filter(|fetch| fetch.serial == serial) else { return };
         let fault = if fetch.holder == Holder::Ssd { FaultKind::Disk } else { FaultKind::Fetch };
@@ -177,7 +182,8 @@ impl Node {
             let layer = fetch.layers_here;
             fetch.layers_here += 1;
             fetch.came = now;
-            let (is_last, blocks) = (fetch.layers_here == num_layers, fetch.destinations.len());
+            let is_last = fetch.layers_here == num_layers;
+            let blocks = fetch.destinations.len();
             let transport = if fetch.holder == Holder::Ssd { baton_types::FetchReport::SSD } else { "simulated" };
             if let Core::Prefill(core) = &mut self.core {
                 core.on_fetched(now, key, layer);

@@ -44,7 +44,8 @@ impl Node {
             PrefillEffect::Push { key, push, target, grant, spans } => {
                 let bytes = (self.info.layout.block_bytes() * spans.len()) as u64;
                 let to = wire.start(&target.node, target.generation);
-                let (contents, node) = (&wire.contents, self.start.node);
+                let contents = &wire.contents;
+                let node = self.start.node;
                 let held = |span: &PushSpan| Some((*span, contents.as_ref()?.read(node, span.layer, span.source)));
                 let spans = spans.iter().filter_map(held).collect();
                 self.pushes.insert((key, push), Push { to, grant, bytes, started: now, spans });

@@ -50,7 +50,8 @@ impl Node {
                     return with_core!(self, core => core.on_stored(now, hash, true));
                 }
                 let bytes = self.info.layout.block_bytes_all_layers() as u64;
-                let (node, num_layers) = (self.start.node, self.info.layout.num_layers);
+                let node = self.start.node;
+                let num_layers = self.info.layout.num_layers;
                 let read =
                     |contents: &Contents| (0..num_layers).map(|layer| contents.read(node, layer, block)).collect();
                 ssd.writes.insert(hash, wire.contents.as_ref().map_or_else(Vec::new, read));

@@ -10,7 +10,8 @@ use crate::faults::FaultKind;
 
 impl Node {
     pub(super) fn run_step(&mut self, wire: &mut Wire, plan: StepPlan) {
-        let (now, id) = (wire.now(), plan.id);
+        let now = wire.now();
+        let id = plan.id;
         let step = self.engine.begin(now, plan);
         match &self.core {
             // Layers are pushed as they are ready.
@@ -22,7 +23,8 @@ impl Node {
 
     /// The engine comes to its next layer.
     pub(super) fn on_layer(&mut self, wire: &mut Wire, id: StepId) {
-        let (now, num_layers) = (wire.now(), self.info.layout.num_layers);
+        let now = wire.now();
+        let num_layers = self.info.layout.num_layers;
         let Some(step) = self.step.as_mut().filter(|step| step.plan.id == id) else { return };
         let layer = step.layer;
         let missing = |key: &RequestKey| self.fetches.get(key).filter(|fetch| fetch.layers_here <= layer);
@@ -82,7 +84,8 @@ impl Node {
     }
 
     pub(super) fn on_step_done(&mut self, wire: &mut Wire, id: StepId) {
-        let (now, num_layers) = (wire.now(), self.info.layout.num_layers);
+        let now = wire.now();
+        let num_layers = self.info.layout.num_layers;
         let Some(step) = self.step.take_if(|step| step.plan.id == id) else { return };
         wire.report(self.start, Report::Step(Box::new(step.report(now, num_layers))));
         if let (Some(contents), Core::Decode(_)) = (&mut wire.contents, &self.core) {

@@ -73,7 +73,8 @@ impl CacheReplay {
     }
 
     fn count(trace: &Trace, mut request: impl FnMut(&[u64]) -> usize) -> Self {
-        let (mut replay, half) = (Self::default(), trace.before(0.5));
+        let mut replay = Self::default();
+        let half = trace.before(0.5);
         for (index, ids) in trace.requests.iter().map(|request| &request.hash_ids).enumerate() {
             let hits = request(ids);
             replay.whole.count(hits, ids.len());

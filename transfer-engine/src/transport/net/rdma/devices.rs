@@ -75,7 +75,8 @@ impl Devices {
             // Peers take the first of equals.
             by_numa_distance(&mut devices, node, Device::numa_node);
         }
-        let (mut rails, mut problems) = (Vec::new(), Vec::new());
+        let mut rails = Vec::new();
+        let mut problems = Vec::new();
         let wanted = |device: &&Device| filter.as_ref().is_none_or(|filter| filter.matches(device.name()));
         for device in devices.iter().filter(wanted).take(MAX_DEVICES) {
             match Rail::open(device, gid_index) {
@@ -134,7 +135,8 @@ impl Devices {
 /// The NUMA node that this thread runs on: nodes of a cluster are pinned, or their memory is spread
 /// anyway.
 fn numa_node() -> Option<u32> {
-    let (mut cpu, mut node) = (0, 0);
+    let mut cpu = 0;
+    let mut node = 0;
     // SAFETY: the call writes two integers, which are ours.
     let rc = unsafe { libc::syscall(libc::SYS_getcpu, &raw mut cpu, &raw mut node, std::ptr::null::<u8>()) };
     let _: u32 = cpu;
@@ -170,7 +172,8 @@ impl Rail {
 
     /// For the events of a new completion queue.
     pub(super) fn events(self: &Arc<Self>) -> Events {
-        let (token, came) = (self.next_token.fetch_add(1, Relaxed), Arc::new(Notify::new()));
+        let token = self.next_token.fetch_add(1, Relaxed);
+        let came = Arc::new(Notify::new());
         self.waiting().insert(token, Arc::clone(&came));
         Events { rail: Arc::clone(self), token, came }
     }

@@ -104,7 +104,8 @@ impl Link {
             max_reads: remote.max_reads,
         };
         let (path, port) = self.rail.path().map_err(failed)?;
-        let (pair, retries) = (&self.queue_pair, Retries::default());
+        let pair = &self.queue_pair;
+        let retries = Retries::default();
         pair.ready_to_receive(path, port.active_mtu, &remote, self.endpoint.max_reads, retries).map_err(failed)?;
         pair.ready_to_send(self.psn, remote.max_reads.min(self.endpoint.max_reads), retries).map_err(failed)
     }

@@ -232,7 +232,8 @@ impl Receiver<'_> {
         // line.
         let first = self.registered.remember_grant(grant);
         let opened = self.host.grants.find(grant).and_then(|grant| {
-            let (writer, now) = (self.registered.writer(), baton_runtime::now());
+            let writer = self.registered.writer();
+            let now = baton_runtime::now();
             let allowed = grant.check((grant.access(), writer), segment, now);
             allowed.map(|()| (grant.access(), grant.ranges().to_vec()))
         });

@@ -266,7 +266,8 @@ impl State {
         };
         known.extend(ranges);
         if !more {
-            let (segment, ranges) = (*segment, Arc::new(std::mem::take(known)));
+            let segment = *segment;
+            let ranges = Arc::new(std::mem::take(known));
             let op = if write { Op::Write } else { Op::Read };
             self.grants.insert(grant, Opened::Open(Right { segment, op, ranges }));
         }
@@ -381,8 +382,11 @@ async fn post_part(
         // spans alone, and the registrations live as long as the device.
         unsafe { flow.link.queue_pair.post(&mut state.requests) }.map_err(failed)?;
         state.posted += count;
-        let (end, read) = (state.posted, i == last && part.op == Op::Read);
-        let (id, grant, fence) = (part.id, part.grant, Arc::clone(&part.fence));
+        let end = state.posted;
+        let read = i == last && part.op == Op::Read;
+        let id = part.id;
+        let grant = part.grant;
+        let fence = Arc::clone(&part.fence);
         state.under_way.push_back(Posted { end, id, grant, read, pass, fence });
     }
     lane.touch();
@@ -413,7 +417,8 @@ impl State {
         self.requests.clear();
         let first = self.posted;
         for (i, spans) in call.iter().enumerate() {
-            let (wr_id, is_last) = (first + i as u64, i + 1 == call.len());
+            let wr_id = first + i as u64;
+            let is_last = i + 1 == call.len();
             let local =
                 |span: &SpanPair| LocalSpan { registration, offset: span.local_offset as usize, len: span.len as u32 };
             let locals: Vec<_> = spans.iter().map(local).collect();

@@ -32,7 +32,8 @@ impl ShmAddress {
     /// A name of its own for each engine; in `folder`, or without a file.
     fn new(generation: Generation, folder: Option<&Path>) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let (process, engine) = (std::process::id(), NEXT.fetch_add(1, Relaxed));
+        let process = std::process::id();
+        let engine = NEXT.fetch_add(1, Relaxed);
         let name = format!("baton-kv-{process}-{engine}-{:016x}", generation.0);
         let socket = match folder {
             None => format!("@{name}-{}", network()),

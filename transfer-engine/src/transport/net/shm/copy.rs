@@ -46,7 +46,8 @@ unsafe fn streamed(from: *const u8, to: *mut u8, len: usize) {
         while at < head + whole {
             _mm_prefetch::<_MM_HINT_NTA>(from.wrapping_add(at + AHEAD).cast());
             _mm_prefetch::<_MM_HINT_NTA>(from.wrapping_add(at + AHEAD + 64).cast());
-            let (source, target) = (from.add(at).cast::<__m256i>(), to.add(at).cast::<__m256i>());
+            let source = from.add(at).cast::<__m256i>();
+            let target = to.add(at).cast::<__m256i>();
             let lines = [0, 1, 2, 3].map(|i| _mm256_loadu_si256(source.add(i)));
             for (i, line) in lines.into_iter().enumerate() {
                 _mm256_stream_si256(target.add(i), line);

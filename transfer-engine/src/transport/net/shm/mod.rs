@@ -127,12 +127,16 @@ pub(super) async fn read_part(lane: &LaneTask, source: &Source, part: &Part, mut
         if span.remote_offset.checked_add(span.len).is_none_or(|end| end > view.len() as u64) {
             return lane.refuse(part, too_short(part.segment));
         }
-        let (mut from, mut to, mut len) = (span.remote_offset as usize, span.local_offset as usize, span.len as usize);
+        let mut from = span.remote_offset as usize;
+        let mut to = span.local_offset as usize;
+        let mut len = span.len as usize;
         while len > 0 {
             let step = len.min(COPY_STEP);
             let Some(_pass) = part.fence.enter() else { return Ok(false) };
             copy_in(&view, from, &part.local, to, step);
-            (from, to, len) = (from + step, to + step, len - step);
+            from += step;
+            to += step;
+            len -= step;
             lane.touch();
             tokio::task::coop::consume_budget().await;
         }

@@ -121,8 +121,10 @@ mod tests {
         let slots = Arc::new(Slots::new().unwrap());
         let page = SharedView::map(slots.take_file().unwrap().as_fd(), slots.bytes()).unwrap();
         let fence = FenceGuard::default();
-        let (first, second) = (slots.arm(&fence).await.unwrap(), slots.arm(&FenceGuard::default()).await.unwrap());
-        let (a, b) = (first.place(), second.place());
+        let first = slots.arm(&fence).await.unwrap();
+        let second = slots.arm(&FenceGuard::default()).await.unwrap();
+        let a = first.place();
+        let b = second.place();
         assert!(is_wanted(&page, a) && is_wanted(&page, b) && !is_wanted(&page, (a.0, b.1)));
         fence.close();
         assert!(!is_wanted(&page, a) && is_wanted(&page, b));

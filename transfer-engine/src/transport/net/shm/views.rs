@@ -82,7 +82,8 @@ impl Views {
         match spans.iter().find(|span| !inside(span)) {
             None => Ok(Arc::clone(view)),
             Some(span) => {
-                let (len, from) = (span.to.len, span.from);
+                let len = span.to.len;
+                let from = span.from;
                 Err(format!("COPY of {len} bytes at {from} of segment {source}, which has {} bytes", view.len()))
             }
         }

@@ -280,24 +280,29 @@ fn decode_data(rest: &mut &[u8], checksummed: bool) -> Option<Frame> {
 fn decode_copy(rest: &mut &[u8]) -> Option<Frame> {
     let target = take_target(rest)?;
     let source = SegmentId(rest.try_get_u32().ok()?);
-    let (slot, token) = (rest.try_get_u32().ok()?, rest.try_get_u64().ok()?);
+    let slot = rest.try_get_u32().ok()?;
+    let token = rest.try_get_u64().ok()?;
     let spans = take_all(rest, |rest| Some(CopySpan { to: take_span(rest)?, from: rest.try_get_u64().ok()? }))?;
     Some(Frame::Copy(Copy { target, source, slot, token, spans }))
 }
 
 fn decode_read(rest: &mut &[u8]) -> Option<Read> {
-    let (target, spans) = (take_target(rest)?, take_all(rest, take_span)?);
+    let target = take_target(rest)?;
+    let spans = take_all(rest, take_span)?;
     (payload_bytes(&spans) <= u64::from(MAX_READ)).then_some(Read { target, spans })
 }
 
 fn decode_commit(rest: &mut &[u8]) -> Option<Commit> {
     let target = take_target(rest)?;
-    let (parts, bytes, tag) = (rest.try_get_u32().ok()?, rest.try_get_u64().ok()?, rest.try_get_u64().ok()?);
+    let parts = rest.try_get_u32().ok()?;
+    let bytes = rest.try_get_u64().ok()?;
+    let tag = rest.try_get_u64().ok()?;
     (target.id.part < parts).then_some(Commit { target, parts, bytes, tag })
 }
 
 fn decode_cancel(rest: &mut &[u8]) -> Option<Frame> {
-    let (batch, grant) = (rest.try_get_u64().ok()?, GrantId(rest.try_get_u64().ok()?));
+    let batch = rest.try_get_u64().ok()?;
+    let grant = GrantId(rest.try_get_u64().ok()?);
     Some(Frame::Cancel { batch, grant })
 }
 

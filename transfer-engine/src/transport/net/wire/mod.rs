@@ -8,7 +8,7 @@
 //!
 //! HELLO and the answer to it have the same form in every version, so that two versions can tell
 //! each other which one to speak. What a later version adds stands at their ends.
-//! `docs/internals/transfer-engine.md` lists every frame.
+//! `docs/internals/transfer-protocol.md` specifies every frame.
 
 mod endpoint;
 mod frame;
@@ -117,7 +117,10 @@ pub(crate) struct Prefix {
 impl Prefix {
     pub(crate) fn decode(bytes: [u8; PREFIX_BYTES]) -> Result<Self, WireError> {
         let mut rest = &bytes[..];
-        let (kind, flags, reserved, body) = (rest.get_u8(), rest.get_u8(), rest.get_u16(), rest.get_u32());
+        let kind = rest.get_u8();
+        let flags = rest.get_u8();
+        let reserved = rest.get_u16();
+        let body = rest.get_u32();
         let known = if kind == kind::DATA { CHECKSUMS } else { 0 };
         if flags & !known != 0 || reserved != 0 {
             return Err(WireError(format!("a frame of kind {kind} has unknown flags {flags:#04x}")));
@@ -181,8 +184,10 @@ fn put_target(out: &mut Vec<u8>, target: &Target) {
 }
 
 fn take_target(rest: &mut &[u8]) -> Option<Target> {
-    let (batch, grant) = (rest.try_get_u64().ok()?, GrantId(rest.try_get_u64().ok()?));
-    let (part, segment) = (rest.try_get_u32().ok()?, SegmentId(rest.try_get_u32().ok()?));
+    let batch = rest.try_get_u64().ok()?;
+    let grant = GrantId(rest.try_get_u64().ok()?);
+    let part = rest.try_get_u32().ok()?;
+    let segment = SegmentId(rest.try_get_u32().ok()?);
     Some(Target { id: PartId { batch, part }, grant, segment })
 }
 

@@ -128,19 +128,22 @@ impl Reply {
 }
 
 fn take_payload(rest: &mut &[u8]) -> Option<Reply> {
-    let (id, bytes) = (take_part(rest)?, rest.try_get_u32().ok()?);
+    let id = take_part(rest)?;
+    let bytes = rest.try_get_u32().ok()?;
     (bytes <= MAX_FRAME_PAYLOAD).then_some(Reply::Payload { id, bytes })
 }
 
 fn take_mapped(rest: &mut &[u8]) -> Option<Reply> {
     let segment = SegmentId(rest.try_get_u32().ok()?);
-    let (bytes, address) = (rest.try_get_u64().ok()?, rest.try_get_u64().ok()?);
+    let bytes = rest.try_get_u64().ok()?;
+    let address = rest.try_get_u64().ok()?;
     Some(Reply::Mapped { segment, bytes, address, key: rest.try_get_u32().ok()? })
 }
 
 fn take_opened(rest: &mut &[u8]) -> Option<Reply> {
     let grant = GrantId(rest.try_get_u64().ok()?);
-    let (write, more) = (rest.try_get_u8().ok()? != 0, rest.try_get_u8().ok()? != 0);
+    let write = rest.try_get_u8().ok()? != 0;
+    let more = rest.try_get_u8().ok()? != 0;
     let ranges = take_all(rest, |rest| Some(rest.try_get_u64().ok()?..rest.try_get_u64().ok()?))?;
     Some(Reply::Opened { grant, write, more, ranges })
 }

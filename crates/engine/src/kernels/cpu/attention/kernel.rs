@@ -51,7 +51,9 @@ fn attend_of<P: Pairs>(
     scratch: &mut Scratch,
     partial: &mut Partial,
 ) {
-    let (shape, tile, rows) = (task.operands.shape, task.tile, task.rows());
+    let shape = task.operands.shape;
+    let tile = task.tile;
+    let rows = task.rows();
     let group = shape.group();
     let Range { start, end } = tile.positions(shape, split);
     for keys in task.key_tiles(split) {
@@ -105,7 +107,9 @@ fn matrix_mut(buffer: &mut [f32], row: usize, stride: usize) -> Operand<*mut f32
 fn load_queries_of<P: Pairs>(task: Task<'_>, scratch: &mut Scratch) {
     let Task { operands, tile, kv_head } = task;
     let shape = operands.shape;
-    let (group, dim, depth) = (shape.group(), shape.head_dim, shape.padded_depth());
+    let group = shape.group();
+    let dim = shape.head_dim;
+    let depth = shape.padded_depth();
     let scale = P::Floats::splat(std::f32::consts::LOG2_E / (dim as f32).sqrt());
     let queries = numbers_mut::<P::Input>(&mut scratch.queries);
     for (row, to) in queries.chunks_exact_mut(depth).take(task.rows()).enumerate() {
@@ -138,7 +142,8 @@ fn weigh<P: Pairs>(
         let to = (seen.end - positions.start).min(positions.len());
         let mut largest = P::Floats::splat(f32::MIN);
         if from < to {
-            let (first, last) = (from / KEYS * KEYS, to.next_multiple_of(KEYS));
+            let first = from / KEYS * KEYS;
+            let last = to.next_multiple_of(KEYS);
             scores[first..from].fill(f32::NEG_INFINITY);
             scores[to..last].fill(f32::NEG_INFINITY);
             for tile in scores[first..last].chunks_exact(KEYS) {
@@ -188,11 +193,14 @@ per_isa! {
 fn merge_of<V: F32x16>(shape: &AttentionShape, rows: usize, later: &Partial, total: &mut Partial) {
     let padded = shape.padded_dim();
     for row in 0..rows {
-        let (old, new) = (total.maxima[row], later.maxima[row]);
+        let old = total.maxima[row];
+        let new = later.maxima[row];
         let max = if new > old { new } else { old };
-        let (keep, take) = (exp2_of_negative(V::splat(old - max)), exp2_of_negative(V::splat(new - max)));
+        let keep = exp2_of_negative(V::splat(old - max));
+        let take = exp2_of_negative(V::splat(new - max));
         total.maxima[row] = max;
-        let (from, to) = (&later.sums[row * LANES..][..LANES], &mut total.sums[row * LANES..][..LANES]);
+        let from = &later.sums[row * LANES..][..LANES];
+        let to = &mut total.sums[row * LANES..][..LANES];
         V::read(from).mul_add(take, V::read(to).mul(keep)).write(to);
         let rows = later.out[row * padded..][..padded].chunks_exact(LANES);
         for (from, to) in rows.zip(total.out[row * padded..][..padded].chunks_exact_mut(LANES)) {
@@ -209,7 +217,9 @@ per_isa! {
 #[inline(always)]
 fn finish_of<V: F32x16>(task: Task<'_>, total: &Partial, out: &SharedRows<'_>) {
     let Task { operands: Attention { shape, .. }, tile, kv_head } = task;
-    let (group, dim, padded) = (shape.group(), shape.head_dim, shape.padded_dim());
+    let group = shape.group();
+    let dim = shape.head_dim;
+    let padded = shape.padded_dim();
     for row in 0..task.rows() {
         let sum = V::splat(V::read(&total.sums[row * LANES..][..LANES]).sum());
         let head = kv_head * group + row % group;

@@ -46,8 +46,11 @@ fn load_tile_of<P: Pairs, const WHOLE: bool>(
     at: usize,
     scratch: &mut Scratch,
 ) {
-    let (shape, positions) = (keys.task.operands.shape, keys.positions.len());
-    let (dim, padded, row_bytes) = (shape.head_dim, shape.padded_dim(), dtype.row_bytes(shape.head_dim));
+    let shape = keys.task.operands.shape;
+    let positions = keys.positions.len();
+    let dim = shape.head_dim;
+    let padded = shape.padded_dim();
+    let row_bytes = dtype.row_bytes(shape.head_dim);
     assert_eq!(scratch.absent.len(), row_bytes, "memory for another layout");
     let [mut k_rows, mut v_rows] = [[scratch.absent.as_ptr(); KEYS]; 2];
     find_rows(keys, &mut k_rows, &mut v_rows);
@@ -58,7 +61,8 @@ fn load_tile_of<P: Pairs, const WHOLE: bool>(
         find_rows(later, &mut later_k, &mut later_v);
         coming = later.positions.len();
     }
-    let (mut later_k, mut later_v) = (later_k[..coming].iter(), later_v[..coming].iter());
+    let mut later_k = later_k[..coming].iter();
+    let mut later_v = later_v[..coming].iter();
 
     let values = numbers_mut::<P::Weight>(&mut scratch.values);
     let pairs = depth_of::<P>(positions).div_ceil(2);
@@ -111,7 +115,8 @@ fn find_rows(keys: &KeyTile<'_>, k_rows: &mut [*const u8; KEYS], v_rows: &mut [*
         let places = at - keys.positions.start..at - keys.positions.start + found.count;
         for (i, (k, v)) in k_rows[places.clone()].iter_mut().zip(&mut v_rows[places]).enumerate() {
             let from = i * row_bytes;
-            (*k, *v) = (found.k.as_ptr().wrapping_add(from), found.v.as_ptr().wrapping_add(from));
+            *k = found.k.as_ptr().wrapping_add(from);
+            *v = found.v.as_ptr().wrapping_add(from);
         }
         at += found.count;
     }

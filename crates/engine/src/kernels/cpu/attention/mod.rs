@@ -329,7 +329,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// A task, split after split. For each tile of keys that is decoded, `ahead` gives one to prefetch
 /// meanwhile, and none at the end.
 fn attend_task<'a>(isa: Isa, task: Task<'a>, ahead: &mut KeyTiles<'a>, out: &SharedRows<'_>, worker: &mut Worker) {
-    let (shape, splits) = (task.operands.shape, task.splits());
+    let shape = task.operands.shape;
+    let splits = task.splits();
     let Worker { scratch, partial, total } = worker;
     load_queries(isa, task, scratch);
     for split in splits.clone() {

@@ -29,7 +29,8 @@ fn as_bytes(row: &[f32]) -> Vec<f32> {
 }
 
 fn inputs(case: &Case) -> (Rows, Vec<f32>, Vec<f32>) {
-    let (shape, length) = (&case.shape, case.length);
+    let shape = &case.shape;
+    let length = case.length;
     let mut q = Rows::new(shape.heads * shape.head_dim);
     q.resize(length);
     for row in 0..length {
@@ -66,7 +67,8 @@ fn run(case: &Case, isa: Isa, count: usize, chunk: usize) -> Vec<Vec<f32>> {
     let arena = KvArena::allocate(layout).unwrap();
     // SAFETY: one thread.
     unsafe { arena.region().slice_mut(0..arena.region().len()).fill(0xff) };
-    let (layer, last) = (u32::from(count > 1), arena.layout().num_blocks - 1);
+    let layer = u32::from(count > 1);
+    let last = arena.layout().num_blocks - 1;
     // The first block's place is 0; no two have the same, since 17 divides the number of places of
     // no case.
     let place = |block: u32| block * 17 % (blocks + 3);
@@ -102,7 +104,8 @@ fn run(case: &Case, isa: Isa, count: usize, chunk: usize) -> Vec<Vec<f32>> {
 fn expected(case: &Case) -> Vec<Vec<f32>> {
     let shape = &case.shape;
     let (q, k, v) = inputs(case);
-    let (k, v) = (stored(shape, k), stored(shape, v));
+    let k = stored(shape, k);
+    let v = stored(shape, v);
     (0..case.length).map(|position| expected_row(shape, q.row(position), &k, &v, position)).collect()
 }
 
@@ -113,7 +116,8 @@ fn stored(shape: &AttentionShape, x: Vec<f32>) -> Vec<f32> {
 
 /// What the query at a position sees.
 fn expected_row(shape: &AttentionShape, q: &[f32], k: &[f32], v: &[f32], position: usize) -> Vec<f32> {
-    let (dim, width) = (shape.head_dim, shape.kv_heads * shape.head_dim);
+    let dim = shape.head_dim;
+    let width = shape.kv_heads * shape.head_dim;
     let of_head = |x: &[f32], head: usize| -> Vec<f32> {
         x.chunks_exact(width).flat_map(|row| row[head * dim..(head + 1) * dim].to_vec()).collect()
     };
@@ -231,7 +235,8 @@ fn compare_beside(shape: &AttentionShape, tolerance: f32) {
     // SAFETY: one thread.
     unsafe { arena.region().slice_mut(0..arena.region().len()).fill(0xff) };
     let store = KvStore::new(&arena, 0);
-    let (mut tables, mut expected) = (Vec::new(), Vec::new());
+    let mut tables = Vec::new();
+    let mut expected = Vec::new();
     let mut free = (0..arena.layout().num_blocks).rev().map(BlockId);
     let mut q = Rows::new(shape.heads * shape.head_dim);
     q.resize(LENGTHS.len());
@@ -239,7 +244,8 @@ fn compare_beside(shape: &AttentionShape, tolerance: f32) {
         let random = |seed: usize, len| reference::random((10 * row + seed) as u64, len);
         let values = random(0, q.columns());
         q.row_mut(row).iter_mut().zip(values).for_each(|(q, x)| *q = 6.0 * x);
-        let (k, v) = (random(1, length * width), random(2, length * width));
+        let k = random(1, length * width);
+        let v = random(2, length * width);
         let mut table: Vec<_> = free.by_ref().take(length.div_ceil(BLOCK_TOKENS)).collect();
         table.reverse();
         for (position, (k, v)) in k.chunks_exact(width).zip(v.chunks_exact(width)).enumerate() {
@@ -254,7 +260,8 @@ fn compare_beside(shape: &AttentionShape, tolerance: f32) {
     for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 2)]) {
         let threads = Threads::new(count).unwrap();
         let mut scratch = AttentionScratch::new(shape, count);
-        let (mut beside, mut alone) = (Rows::new(q.columns()), Rows::new(q.columns()));
+        let mut beside = Rows::new(q.columns());
+        let mut alone = Rows::new(q.columns());
         attention(isa, &threads, Attention { shape, store, q: &q }, &tiles, &mut beside, &mut scratch);
         for (row, expected) in expected.iter().enumerate() {
             let distance = reference::distance(beside.row(row), expected);
