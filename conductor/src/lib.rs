@@ -47,6 +47,7 @@ mod unread;
 mod window_stats;
 
 pub use error::GenerateError;
+pub use run_time_settings::AT_RUN_TIME;
 pub use server::run;
 
 /// What the binary does.

@@ -1,8 +1,8 @@
-//! The shell snippets of the documents that newcomers read run as they stand, in order, from the
-//! repository's root.
+//! The shell snippets of the documents run as they stand, in order, from the repository's root.
 //!
 //! The word behind `sh` says how: none runs the block to its end, `background` leaves it running
-//! until the document's end, `norun` is not run.
+//! until the document's end. One that is `syntax` is not run: it needs several machines, systemd or
+//! Kubernetes. It must be the shell's language, and flags of Baton's binaries in it must exist.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,26 @@ use std::process::{Command, Stdio};
 
 use baton_cluster_tests::{binary, model};
 
-const DOCUMENTS: [&str; 5] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/api.md", "docs/grpc.md"];
-/// Of all shell blocks.
+/// Documents whose snippets run.
+const DOCUMENTS: [&str; 9] = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "docs/api.md",
+    "docs/grpc.md",
+    "docs/operations/chaos.md",
+    "docs/operations/draining.md",
+    "docs/operations/troubleshooting.md",
+    "docs/quickstart.md",
+];
+/// Documents of clusters that one machine cannot be.
+const OF_CLUSTERS: [&str; 4] = [
+    "docs/deploy/bare-metal.md",
+    "docs/deploy/kubernetes.md",
+    "docs/operations/high-availability.md",
+    "docs/operations/settings.md",
+];
+/// Of the shell blocks of [`DOCUMENTS`].
 const LEAST_SHARE_RUN: f64 = 0.8;
 /// In the script: waits for what a `background` block started.
 const AWAIT_READY: &str =
@@ -21,7 +39,7 @@ const AWAIT_READY: &str =
 enum How {
     Run,
     Background,
-    NoRun,
+    Syntax,
 }
 
 /// A fenced shell block.
@@ -47,10 +65,10 @@ fn blocks(markdown: &str) -> Vec<Block> {
         let how = match info.trim() {
             "sh" => How::Run,
             "sh background" => How::Background,
-            "sh norun" => How::NoRun,
+            "sh syntax" => How::Syntax,
             other => {
                 // A drawing, or a fence that ends a block.
-                assert!(matches!(other, "" | "text"), "line {line}: nothing runs a block of {other}");
+                assert!(matches!(other, "" | "text" | "yaml"), "line {line}: nothing runs a block of {other}");
                 continue;
             }
         };
@@ -78,7 +96,7 @@ fn script(document: &str) -> String {
         match how {
             How::Run => writeln!(script, "echo '== {document}:{line}' >&2\n{text}").unwrap(),
             How::Background => writeln!(script, "( {text} ) &\n{AWAIT_READY}").unwrap(),
-            How::NoRun => println!("{document}:{line} is not run:\n{text}"),
+            How::Syntax => println!("{document}:{line} is not run:\n{text}"),
         }
     }
     script
@@ -134,9 +152,74 @@ fn http_api_page_snippets_run() {
 }
 
 #[test]
+#[ignore = "needs ports 7070 and 8080"]
+fn chaos_page_snippets_run() {
+    run("docs/operations/chaos.md");
+}
+
+#[test]
+#[ignore = "needs a model: BATON_MODEL, and ports 7070 and 8080"]
+fn draining_page_snippets_run() {
+    run("docs/operations/draining.md");
+}
+
+#[test]
+#[ignore = "needs a model: BATON_MODEL, and ports 7070 and 8080"]
+fn troubleshooting_page_snippets_run() {
+    run("docs/operations/troubleshooting.md");
+}
+
+#[test]
+#[ignore = "needs a model: BATON_MODEL, and ports 7070 and 8080"]
+fn quickstart_snippets_run() {
+    run("docs/quickstart.md");
+}
+
+/// A binary's `--help`, for these words behind it.
+fn help(program: &str, words: &[&str]) -> Option<String> {
+    let output = Command::new(binary(program).unwrap()).args(words).arg("--help").output().unwrap();
+    output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
+}
+
+/// Flags in a line of shell that its Baton binary does not have.
+fn unknown_flags(line: &str) -> Vec<String> {
+    const PROGRAMS: [&str; 4] = ["baton", "baton-conductor", "baton-prefill", "baton-decode"];
+    let mut unknown = Vec::new();
+    for command in line.split(['|', ';', '&']) {
+        let words: Vec<_> = command.split_whitespace().collect();
+        let is_run = |&at: &usize| at == 0 || words[at - 1] == "--";
+        let Some(at) = (0..words.len()).filter(is_run).find(|&at| PROGRAMS.contains(&words[at])) else { continue };
+        let behind = &words[at + 1..];
+        let is_flag = |word: &&str| word.starts_with("--");
+        let plain: Vec<_> = behind.iter().copied().filter(|word| !is_flag(word)).collect();
+        // Of a subcommand's help, the one with the most words that are one.
+        let helps = (0..=plain.len().min(2)).rev().find_map(|count| help(words[at], &plain[..count]));
+        let helps = helps.unwrap_or_default();
+        unknown.extend(behind.iter().filter(|word| is_flag(word)).filter_map(|flag| {
+            let name = flag.split('=').next().unwrap_or(flag);
+            (!helps.split_whitespace().any(|word| word == name)).then(|| format!("{} {name}", words[at]))
+        }));
+    }
+    unknown
+}
+
+#[test]
 fn at_least_four_in_five_doc_snippets_are_run() {
     let all: Vec<_> = DOCUMENTS.into_iter().flat_map(of).collect();
-    let run = all.iter().filter(|block| block.how != How::NoRun).count();
+    let run = all.iter().filter(|block| block.how != How::Syntax).count();
     println!("{run} of {} shell blocks are run", all.len());
     assert!(run as f64 >= LEAST_SHARE_RUN * all.len() as f64, "{run} of {}", all.len());
+}
+
+#[test]
+fn doc_snippets_that_do_not_run_are_shell_with_flags_that_exist() {
+    assert_eq!(unknown_flags("kubectl exec pod -- baton nodes --transport --nope=1 | wc --lines"), ["baton --nope"]);
+    for document in DOCUMENTS.into_iter().chain(OF_CLUSTERS) {
+        for Block { line, text, .. } in of(document).into_iter().filter(|block| block.how == How::Syntax) {
+            let status = Command::new("bash").args(["-n", "-c", &text]).status().unwrap();
+            assert!(status.success(), "{document}:{line}: no shell");
+            let unknown: Vec<_> = text.replace("\\\n", " ").lines().flat_map(unknown_flags).collect();
+            assert!(unknown.is_empty(), "{document}:{line}: no such flag: {unknown:?}");
+        }
+    }
 }
