@@ -354,7 +354,7 @@ impl Frontend {
     }
 
     pub(crate) fn full(&self) -> GenerateError {
-        let message = format!("this conductor serves {} requests, as many as it may", self.limits().max_requests);
+        let message = format!("max_requests: this conductor serves as many as it may, {}", self.limits().max_requests);
         GenerateError::Frontend { kind: ErrorKind::Overloaded, message, retry_after: Some(Duration::from_secs(1)) }
     }
 

@@ -19,7 +19,11 @@ const AWAY_EVERY: Duration = Duration::from_millis(10);
 
 /// Takes a node in, and dials it if it is new.
 pub fn join(frontend: &Arc<Frontend>, info: NodeInfo) -> Result<(), Refused> {
-    check_model(frontend, &info)?;
+    if let Err(refused) = check_model(frontend, &info) {
+        // The node asks again every few seconds, and logs it each time.
+        tracing::warn!(node = %info.node, reason = refused.message, "a node is refused");
+        return Err(refused);
+    }
     let Some(dial) = frontend.nodes.register(info)? else { return Ok(()) };
     let node = dial.info.node.clone();
     let frontend = Arc::clone(frontend);
@@ -82,7 +86,10 @@ impl SessionEvents for Frontend {
     }
 
     fn on_welcome(&self, info: &NodeInfo) {
-        tracing::info!(node = %info.node, role = %info.role, generation = %info.generation, address = info.address, "node joined");
+        tracing::info!(
+            node = %info.node, role = %info.role, generation = %info.generation, address = info.address,
+            kv_class = info.kv_class, "node joined"
+        );
         self.tell_settings(&info.node);
         self.cluster().on_node_joined(self.clock.now(), info.clone());
     }

@@ -265,7 +265,7 @@ async fn listen(
                 }
             }
             Some(Ok(None)) => return SessionError::Ended,
-            Some(Err(status)) => return SessionError::Broken(status.message().to_owned()),
+            Some(Err(status)) => return SessionError::Broken(baton_proto::reason_of_status(&status)),
             None => {
                 silent += 1;
                 match silent {
@@ -292,7 +292,7 @@ async fn greet(
     crate::tests::seen::command(&hello);
     let hello = v1::NodeCommand { command: Some(hello) };
     let commands = tokio_stream::StreamExt::chain(tokio_stream::once(hello), ReceiverStream::new(queued));
-    let broken = |status: tonic::Status| SessionError::Broken(status.message().to_owned());
+    let broken = |status: tonic::Status| SessionError::Broken(baton_proto::reason_of_status(&status));
     let mut stream = client.session(commands).await.map_err(broken)?.into_inner();
     let first = stream.message().await.map_err(broken)?;
     let Some(v1::node_event::Event::Welcome(welcome)) = first.and_then(|event| event.event) else {

@@ -17,7 +17,7 @@ pub mod v1 {
 pub use convert::{
     InvalidMessage, Step, count, generation, hashes_from_bytes, hashes_to_bytes, key, limit, node_id, required, seconds,
 };
-pub use status::{RETRY_AFTER_METADATA, http_status, kind_of_status, status};
+pub use status::{RETRY_AFTER_METADATA, http_status, kind_of_status, reason_of_status, status};
 
 /// Version of everything that processes of a cluster say to each other. Peers of this version and
 /// the one before serve together.

@@ -46,9 +46,33 @@ pub fn kind_of_status(status: &Status) -> ErrorKind {
     }
 }
 
+/// What a status says, and what caused it: gRPC's own messages (`tcp connect error`) keep the reason
+/// in their sources.
+pub fn reason_of_status(status: &Status) -> String {
+    let mut reason = status.message().to_owned();
+    let mut source = std::error::Error::source(status);
+    while let Some(cause) = source {
+        let said = cause.to_string();
+        if !reason.contains(&said) {
+            reason = format!("{reason}: {said}");
+        }
+        source = cause.source();
+    }
+    reason
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reason_of_status_has_its_causes_once() {
+        let refused = std::io::Error::from_raw_os_error(111);
+        let status = Status::from_error(Box::new(refused));
+        assert!(reason_of_status(&status).contains("Connection refused"), "{}", reason_of_status(&status));
+        assert_eq!(reason_of_status(&status).matches("Connection refused").count(), 1);
+        assert_eq!(reason_of_status(&Status::internal("plain")), "plain");
+    }
 
     #[test]
     fn status_code_maps_back_to_its_error_kind() {

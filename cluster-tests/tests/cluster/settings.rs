@@ -179,7 +179,7 @@ async fn etcd_settings_changes_are_in_force_everywhere_within_a_second() -> anyh
     baton_runtime::sleep(IN_FORCE).await;
     stop.store(true, Ordering::Relaxed);
     let wrong: Vec<_> = futures::future::try_join_all(clients).await?.into_iter().flatten().collect();
-    let limit = "this conductor serves 1 requests, as many as it may";
+    let limit = "max_requests: this conductor serves as many as it may, 1";
     assert!(!wrong.is_empty() && wrong.iter().all(|message| message == limit), "{wrong:?}");
 
     // etcd loses its data: what was set is there again, and one that starts now goes by it.

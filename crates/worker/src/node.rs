@@ -316,6 +316,14 @@ async fn bind_transfer(
         let problem = format!("'{}' is not an address of the form ip:port", settings.transfer_listen);
         BadSetting::invalid("transfer_listen", problem)
     })?;
+    let is_reachable = settings.listen.parse().is_ok_and(|listen: SocketAddr| !listen.ip().is_loopback());
+    if is_reachable && listen.ip().is_loopback() {
+        tracing::warn!(
+            listen = settings.listen,
+            transfer_listen = settings.transfer_listen,
+            "nodes on other hosts cannot exchange KV with this one: transfer_listen is on loopback"
+        );
+    }
     let mut config = TransferConfig::new(node.clone(), generation, listen);
     config.advertise_host = settings.advertise_host.clone();
     config.transport = settings.transport;

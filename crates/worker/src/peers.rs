@@ -29,7 +29,7 @@ pub fn refused(peer: &str, status: &tonic::Status) -> Refused {
     let kind = kind_of_status(status);
     let message = match kind {
         ErrorKind::Unavailable | ErrorKind::Cancelled | ErrorKind::DeadlineExceeded => {
-            format!("node at {peer} cannot be reached: {}", status.message())
+            format!("node at {peer} cannot be reached: {}", baton_proto::reason_of_status(status))
         }
         _ => status.message().to_owned(),
     };

@@ -178,7 +178,7 @@ async fn register_once(
 ) -> Result<v1::RegisterResponse, NotRegistered> {
     let request = v1::RegisterRequest { protocol_version: PROTOCOL_VERSION, node: Some(info.into()) };
     let response = client.register(request).await.map_err(|status| {
-        let reason = status.message().to_owned();
+        let reason = baton_proto::reason_of_status(&status);
         match baton_proto::kind_of_status(&status) {
             ErrorKind::Invalid => NotRegistered::Refused(reason),
             _ => NotRegistered::Failed(reason),
