@@ -15,7 +15,7 @@ use super::connections::{Connections, Registered};
 use super::receive::Receiver;
 use super::shm::{Listener, check_user};
 use super::stream::Stream;
-use super::wire::{Hello, MAGIC, PROTOCOL_VERSION, Rejection, Reply, common_version};
+use super::wire::{Hello, MAGIC, PROTOCOL_VERSION, Rejection, Reply};
 use crate::TransportKind;
 use crate::engine::Host;
 use crate::metrics::GaugeGuard;
@@ -150,8 +150,8 @@ impl Acceptor {
     ) -> io::Result<Option<(TransportKind, Registered, OwnedSemaphorePermit)>> {
         let hello = read_hello(stream).await?;
         match self.judge(listener, &hello).await {
-            Ok((version, registered, place)) => {
-                stream.write_all(&Reply::Welcome { version }.encode()).await?;
+            Ok((registered, place)) => {
+                stream.write_all(&Reply::Welcome { version: PROTOCOL_VERSION }.encode()).await?;
                 Ok(Some((hello.transport, registered, place)))
             }
             Err(rejection) => {
@@ -166,13 +166,15 @@ impl Acceptor {
         &self,
         listener: TransportKind,
         hello: &Hello,
-    ) -> Result<(u16, Registered, OwnedSemaphorePermit), Rejection> {
+    ) -> Result<(Registered, OwnedSemaphorePermit), Rejection> {
         // RDMA is set up over TCP.
         let rdma = self.host.rdma.get().is_some() && listener == TransportKind::Tcp;
         if hello.transport != listener && !(rdma && hello.transport == TransportKind::Rdma) {
             return Err(Rejection::Transport);
         }
-        let version = common_version(PROTOCOL_VERSION, hello.version).ok_or(Rejection::Version(PROTOCOL_VERSION))?;
+        if hello.version != PROTOCOL_VERSION {
+            return Err(Rejection::Version(PROTOCOL_VERSION));
+        }
         let config = &self.host.config;
         if hello.target.node != config.node {
             return Err(Rejection::WrongNode(config.node.to_string()));
@@ -181,7 +183,7 @@ impl Acceptor {
             return Err(Rejection::StaleTarget(config.generation));
         }
         let place = self.place().await.ok_or(Rejection::Full)?;
-        Ok((version, self.connections.register(&hello.writer, hello.connection)?, place))
+        Ok((self.connections.register(&hello.writer, hello.connection)?, place))
     }
 
     /// A place among those served; if there is none, that of the one idle for longest.

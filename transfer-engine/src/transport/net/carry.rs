@@ -173,10 +173,6 @@ async fn send(
     });
     for _ in 0..LANE_CHOICES {
         let lane = peer.lane(&state.wanted).await?;
-        if sending.part.op == Op::Read && lane.version < 2 {
-            let reason = format!("its version is {}, which cannot be read from", lane.version);
-            return Err(TransferError::Incompatible { node: peer.target.node.clone(), reason });
-        }
         match lane.send(sending).await {
             Ok(()) => return Ok(()),
             Err(back) => sending = back,

@@ -47,7 +47,6 @@ pub(super) enum Carrier {
 pub(super) struct Connected {
     pub(super) stream: Stream,
     pub(super) carrier: Carrier,
-    pub(super) version: u16,
     /// What is to be sent after completions (rdma).
     pub(super) follow_ups: Option<mpsc::UnboundedReceiver<FollowUp>>,
 }
@@ -59,8 +58,6 @@ pub(super) struct Lane {
     pub(super) opened: Instant,
     pub(super) kind: TransportKind,
     pub(super) route: Arc<Route>,
-    /// Of the protocol, as agreed.
-    pub(super) version: u16,
     /// Cancelled to end it from outside.
     end: CancellationToken,
     /// Boxed, as a channel keeps room for many.
@@ -74,14 +71,14 @@ impl Lane {
     pub(super) fn new(
         (host, target): (Arc<Host>, Writer),
         route: Arc<Route>,
-        Connected { stream, carrier, version, follow_ups }: Connected,
+        Connected { stream, carrier, follow_ups }: Connected,
         id: u64,
     ) -> (Arc<Self>, LaneTask) {
         let (queue, waiting) = mpsc::channel(QUEUED_PARTS);
         let kind = route.kind();
         let opened = baton_runtime::now();
         let end = CancellationToken::new();
-        let lane = Arc::new(Self { id, opened, kind, route, version, end, queue, load: AtomicU64::new(0) });
+        let lane = Arc::new(Self { id, opened, kind, route, end, queue, load: AtomicU64::new(0) });
         let activity = AtomicU64::new(0);
         (
             Arc::clone(&lane),
@@ -189,9 +186,9 @@ impl LaneTask {
         end
     }
 
-    /// Whether spans go with their checksums: the version before knows none.
+    /// Whether spans go with their checksums.
     pub(super) fn has_checksums(&self) -> bool {
-        self.host.config.checksums && self.lane.version >= 2
+        self.host.config.checksums
     }
 
     pub(super) fn sent(&self) -> MutexGuard<'_, HashMap<PartId, Box<Sending>>> {

@@ -14,7 +14,7 @@ use super::peer::Peer;
 use super::rdma::{self, FollowUp, RdmaAddress};
 use super::shm::{ShmAddress, Source};
 use super::stream::Stream;
-use super::wire::{Hello, PROTOCOL_VERSION, Rejection, Reply, common_version};
+use super::wire::{Hello, PROTOCOL_VERSION, Rejection, Reply};
 use crate::grant::Writer;
 use crate::{TransferError, TransportKind};
 
@@ -237,9 +237,9 @@ impl Route {
         let hello = Hello { version: PROTOCOL_VERSION, connection: id, writer, target, transport: self.kind() };
         stream.write_all(&hello.encode()).await.map_err(unreachable)?;
         match read_reply(&stream).await.map_err(unreachable)? {
-            Reply::Welcome { version } if common_version(PROTOCOL_VERSION, version) == Some(version) => {
+            Reply::Welcome { version: PROTOCOL_VERSION } => {
                 let (carrier, follow_ups) = self.carrier(peer, &stream).await.map_err(unreachable)?;
-                Ok(Connected { stream, carrier, version, follow_ups })
+                Ok(Connected { stream, carrier, follow_ups })
             }
             Reply::Reject(rejection) => Err(self.rejected(peer, rejection).into()),
             other => Err(incompatible(peer, format!("it answers the handshake with {other:?}")).into()),

@@ -6,8 +6,8 @@
 //! COPY:    the same head | source u32 | slot u32 | token u64 | { offset u64 | length u32 | source offset u64 } ...
 //! ```
 //!
-//! HELLO and the answer to it have the same form in every version, so that two versions can tell
-//! each other which one to speak. What a later version adds stands at their ends.
+//! HELLO and the answer to it have the same form in every version, so that an owner can tell a
+//! writer which version it has. What a later version adds stands at their ends.
 //! `docs/internals/transfer-protocol.md` specifies every frame.
 
 mod endpoint;
@@ -29,7 +29,7 @@ pub(crate) use frame::Expect;
 pub(crate) use frame::{
     Commit, Copy, CopySpan, Data, Frame, Read, Target, put_check, put_commit, put_copy, put_data, put_fence, put_read,
 };
-pub(crate) use hello::{Hello, Rejection, common_version};
+pub(crate) use hello::{Hello, Rejection};
 #[cfg(any(test, feature = "rdma"))]
 pub(crate) use reply::MAX_OPENED_RANGES;
 pub(crate) use reply::{Reply, put_payload};
@@ -37,9 +37,7 @@ pub(crate) use reply::{Reply, put_payload};
 use crate::SegmentId;
 use crate::grant::RemoteSpan;
 
-/// Spoken by this version; the one before is understood too.
-///
-/// 2: checksums of spans, reads, and transports other than tcp.
+/// The version of the protocol. An end of another version is refused.
 pub(crate) const PROTOCOL_VERSION: u16 = 2;
 /// First bytes of a connection.
 pub(crate) const MAGIC: [u8; 8] = *b"BATONKV\n";

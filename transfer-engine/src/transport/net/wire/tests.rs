@@ -105,24 +105,18 @@ fn hello() -> Hello {
 fn hello_frame_round_trips_and_may_grow() {
     let hello = hello();
     let bytes = hello.encode();
+    let smallest = [
+        &b"BATONKV\n"[..],
+        &[1, 0, 0, 0, 0, 0, 0, 31, 0, 2, 0, 0, 0, 0, 0, 0, 0, 9],
+        &[0, 0, 0, 0, 0, 0, 0, 3, 1, b'p', 0, 0, 0, 0, 0, 0, 0, 4, 1, b'd', 2],
+    ];
+    assert_eq!(bytes, smallest.concat(), "the bytes of the specification");
+    assert_eq!(Reply::Welcome { version: 2 }.encode(), [64, 0, 0, 0, 0, 0, 0, 2, 0, 2]);
     let (prefix, body) = split(bytes.strip_prefix(&MAGIC).unwrap());
     assert_eq!(Hello::decode(prefix, body).as_ref(), Ok(&hello));
     assert_eq!(Hello::decode(prefix, &[body, &[1, 2, 3]].concat()), Ok(hello));
+    assert!(Hello::decode(prefix, &body[..body.len() - 1]).is_err(), "without the transport");
     assert!(Hello::decode(prefix, &body[..body.len() - 2]).is_err());
-}
-
-/// The bytes that version 1 sent, and sends.
-#[test]
-fn wire_version_1_is_understood() {
-    let old = [
-        &b"BATONKV\n"[..],
-        &[1, 0, 0, 0, 0, 0, 0, 30, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9],
-        &[0, 0, 0, 0, 0, 0, 0, 3, 1, b'p', 0, 0, 0, 0, 0, 0, 0, 4, 1, b'd'],
-    ]
-    .concat();
-    let (prefix, body) = split(old.strip_prefix(&MAGIC).unwrap());
-    assert_eq!(Hello::decode(prefix, body), Ok(Hello { version: 1, transport: TransportKind::Tcp, ..hello() }));
-    assert_eq!(Reply::Welcome { version: 1 }.encode(), [64, 0, 0, 0, 0, 0, 0, 2, 0, 1]);
 }
 
 #[test]
@@ -145,13 +139,4 @@ fn frames_beyond_wire_bounds_are_refused() {
     assert!(Frame::decode(many_prefix, &many[PREFIX_BYTES..]).is_err(), "more spans than a frame may have");
     let long = Reply::Fault("ü".repeat(1000)).encode();
     assert_eq!(long.len(), PREFIX_BYTES + MAX_MESSAGE);
-}
-
-#[test]
-fn adjacent_wire_versions_agree_on_the_lower_one() {
-    assert_eq!(common_version(3, 3), Some(3));
-    assert_eq!(common_version(3, 4), Some(3));
-    assert_eq!(common_version(4, 3), Some(3));
-    assert_eq!(common_version(5, 3), None);
-    assert_eq!(common_version(1, 0), None);
 }
