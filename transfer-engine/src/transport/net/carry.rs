@@ -12,7 +12,7 @@ use crate::batch::Op;
 use crate::grant::MAX_PARTS;
 use crate::path::InFlight;
 use crate::transport::Job;
-use crate::{Priority, TransferError, TransportKind, batch};
+use crate::{TransferError, TransportKind, batch};
 
 /// Lanes tried for one part that has not begun: one may end just when it is chosen, but not for
 /// ever.
@@ -127,7 +127,6 @@ fn parts(job: &Job, part_bytes: u64) -> Result<Vec<Arc<Part>>, TransferError> {
         grant: job.grant,
         segment: job.segment,
         tag: job.tag,
-        priority: job.priority,
         local: Arc::clone(&job.local),
         local_segment: job.local_segment,
         fence: Arc::clone(&job.fence),
@@ -145,15 +144,6 @@ async fn send(
 ) -> Result<(), TransferError> {
     let part = &state.part;
     let bytes = state.part.bytes;
-    let _bulk = match part.priority {
-        Priority::Urgent => None,
-        // With a lane that is open already, and before it takes any of the room: those who wait for
-        // this right keep nothing from others.
-        Priority::Bulk => {
-            peer.lane(&state.wanted).await?;
-            Some(peer.host.priorities.bulk().await.ok_or(TransferError::Closed)?)
-        }
-    };
     // A part larger than all that may be in flight (of a batch so large that its parts must be)
     // waits for everything else. The limit fits into 32 bits (checked with the configuration).
     let permit = Arc::clone(&peer.in_flight)
@@ -166,7 +156,6 @@ async fn send(
         fences: state.failed.clone(),
         outcome: outcomes.clone(),
         _in_flight,
-        _bulk,
         load: None,
         armed: None,
         landing: None,

@@ -17,7 +17,7 @@ use crate::batch::Op;
 use crate::error::{Refusal, RefusalReason};
 use crate::fence_guard::FenceGuard;
 use crate::path::InFlight;
-use crate::{Priority, SegmentId, SpanPair, TransportKind};
+use crate::{SegmentId, SpanPair, TransportKind};
 
 /// A part of a batch.
 pub(crate) struct Part {
@@ -29,7 +29,6 @@ pub(crate) struct Part {
     /// The owner's segment.
     pub(super) segment: SegmentId,
     pub(super) tag: u64,
-    pub(super) priority: Priority,
     /// This side's memory, and its name here.
     pub(super) local: Arc<MemoryRegion>,
     pub(super) local_segment: SegmentId,
@@ -110,8 +109,6 @@ pub(super) struct Sending {
     pub(super) outcome: mpsc::UnboundedSender<Outcome>,
     /// Room among the bytes in flight to this peer, until there is an outcome.
     pub(super) _in_flight: (OwnedSemaphorePermit, InFlight),
-    /// The right of a part of a bulk batch to be under way, until there is an outcome.
-    pub(super) _bulk: Option<OwnedSemaphorePermit>,
     /// Its share of its lane's load, until there is an outcome.
     pub(super) load: Option<LaneLoad>,
     /// The owner may fetch it as long as this lives (shm).
