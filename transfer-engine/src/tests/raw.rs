@@ -51,7 +51,7 @@ impl RawWriter {
     /// The head of a DATA frame of one part of batch `batch`; its payload is the caller's.
     pub(super) async fn data(&self, batch: u64, grant: GrantId, offset: u64, len: u64) {
         let mut out = Vec::new();
-        put_data(&mut out, &self.target(batch, grant), &[span(0, offset, len)], &[]);
+        put_data(&mut out, &self.target(batch, grant), &[span(0, offset, len)]);
         self.send(&out).await;
     }
 

@@ -186,11 +186,6 @@ impl LaneTask {
         end
     }
 
-    /// Whether spans go with their checksums.
-    pub(super) fn has_checksums(&self) -> bool {
-        self.host.config.checksums
-    }
-
     pub(super) fn sent(&self) -> MutexGuard<'_, HashMap<PartId, Box<Sending>>> {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -138,14 +138,6 @@ pub(super) fn put(region: &MemoryRegion, cursor: &mut Cursor, mut bytes: &[u8]) 
     }
 }
 
-/// CRC-32C of each span.
-///
-/// The caller holds a pass of the fence guard of the spans: nothing writes them meanwhile.
-pub(super) fn checksums(region: &MemoryRegion, spans: impl Iterator<Item = (usize, usize)>) -> Vec<u32> {
-    // SAFETY: the caller's pass keeps writers off; `slice` checks that the span lies inside.
-    spans.map(|(offset, len)| crc32c::crc32c(unsafe { region.slice(offset..offset + len) })).collect()
-}
-
 fn piece(region: &MemoryRegion, offset: usize, len: usize) -> libc::iovec {
     // SAFETY: the span lies inside the region's one mapping (checked by the cursor).
     libc::iovec { iov_base: unsafe { region.as_ptr().add(offset) }.cast(), iov_len: len }

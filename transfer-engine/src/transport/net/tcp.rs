@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::incoming::{DROPPED_AT_ONCE, Incoming};
 use super::lane::LaneTask;
 use super::part::Part;
-use super::payload::{Cursor, Outgoing, checksums};
+use super::payload::{Cursor, Outgoing};
 use super::wire::{MAX_FRAME_SPANS, PartId, put_commit, put_data, put_read};
 use crate::fence_guard::Pass;
 use crate::{TransportKind, batch};
@@ -20,8 +20,7 @@ pub(super) async fn send_part(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -
     for (i, spans) in frames.iter().enumerate() {
         let Some(pass) = part.fence.enter() else { return lane.give_up(part, i > 0).await };
         let source = spans.iter().map(|span| (span.local_offset as usize, span.len as usize));
-        let checked = if lane.has_checksums() { checksums(&part.local, source.clone()) } else { Vec::new() };
-        put_data(&mut head, &part.target(), spans, &checked);
+        put_data(&mut head, &part.target(), spans);
         let frame = Outgoing {
             head: &head,
             region: &part.local,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! frame:   kind u8 | flags u8 | 0 u16 | body length u32 | body            (big endian)
-//! DATA:    batch u64 | grant u64 | part u32 | segment u32 | { offset u64 | length u32 [| crc u32] } ...     followed by the payload, spans in this order
+//! DATA:    batch u64 | grant u64 | part u32 | segment u32 | { offset u64 | length u32 } ...     followed by the payload, spans in this order
 //! COPY:    the same head | source u32 | slot u32 | token u64 | { offset u64 | length u32 | source offset u64 } ...
 //! ```
 //!
@@ -54,7 +54,8 @@ const MAX_READ: u32 = 1 << 30;
 const MAX_BODY: u32 = 8192;
 /// Longest message of a refusal, bytes.
 const MAX_MESSAGE: usize = 512;
-/// Flag: each span carries the CRC-32C of its bytes.
+/// Flag: a u32 follows each span. It is a CRC-32C that nothing reads: writers of earlier releases
+/// may be set to send it.
 const CHECKSUMS: u8 = 1;
 
 mod kind {
