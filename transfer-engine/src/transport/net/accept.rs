@@ -52,7 +52,7 @@ impl Handshakes {
 
 /// Connections being served, and how many may be.
 #[derive(Clone)]
-pub(super) struct Acceptor {
+pub(crate) struct Acceptor {
     host: Arc<Host>,
     connections: Arc<Connections>,
     handshakes: Arc<Handshakes>,
@@ -60,17 +60,17 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    pub(super) fn connections(&self) -> &Arc<Connections> {
+    pub(crate) fn connections(&self) -> &Arc<Connections> {
         &self.connections
     }
 
-    pub(super) fn new(host: &Arc<Host>) -> Self {
+    pub(crate) fn new(host: &Arc<Host>) -> Self {
         let places = Arc::new(Semaphore::new(host.config.max_connections));
         Self { host: Arc::clone(host), connections: Arc::default(), handshakes: Arc::default(), places }
     }
 
     /// Accepts until the engine is closed.
-    pub(super) async fn tcp(self, listener: TcpListener) {
+    pub(crate) async fn tcp(self, listener: TcpListener) {
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -84,7 +84,7 @@ impl Acceptor {
     }
 
     /// The same for processes of this host.
-    pub(super) async fn shm(self, listener: Listener) {
+    pub(crate) async fn shm(self, listener: Listener) {
         loop {
             let accepted = tokio::select! {
                 accepted = listener.socket.accept() => accepted,
@@ -112,7 +112,7 @@ impl Acceptor {
         });
     }
 
-    pub(super) async fn serve(
+    pub(crate) async fn serve(
         &self,
         stream: Stream,
         listener: TransportKind,

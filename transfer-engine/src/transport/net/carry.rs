@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::part::{LaneEnd, Loss, Outcome, Part, Sending};
+use super::part::{InHand, LaneEnd, Loss, Outcome, Part, Sending};
 use super::peer::{Peer, Wanted};
 use super::wire::{MAX_FRAME_SPANS, PartId};
 use crate::batch::Op;
@@ -33,7 +33,7 @@ struct PartState {
 
 /// Carries a batch. Dropping it leaves parts with lanes, which stop as the batch's fence guard is
 /// closed.
-pub(super) async fn carry(peer: Arc<Peer>, job: Job) -> Result<TransportKind, TransferError> {
+pub(crate) async fn carry(peer: Arc<Peer>, job: Job) -> Result<TransportKind, TransferError> {
     let (outcomes, mut heard) = mpsc::unbounded_channel();
     let wanted = Wanted { fresh: None, without: without(&peer, &job) };
     let new = |part| PartState { part, failed: Vec::new(), losses: 0, wanted: wanted.clone() };
@@ -157,8 +157,7 @@ async fn send(
         outcome: outcomes.clone(),
         _in_flight,
         load: None,
-        armed: None,
-        landing: None,
+        in_hand: InHand::Nothing,
     });
     for _ in 0..LANE_CHOICES {
         let lane = peer.lane(&state.wanted).await?;

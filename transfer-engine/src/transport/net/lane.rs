@@ -10,8 +10,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::incoming::Incoming;
-use super::part::{LaneEnd, LaneLoad, Loss, Outcome, Part, Sending};
-use super::payload::Cursor;
+use super::part::{Carried, InHand, LaneEnd, LaneLoad, Loss, Outcome, Part, Sending};
 use super::rdma::{Flow, FollowUp};
 use super::route::Route;
 use super::shm::Source;
@@ -34,7 +33,7 @@ const MAX_UNANSWERED: usize = 1024;
 const ROOM_INTERVAL: Duration = Duration::from_micros(200);
 
 /// What carries the payload of a lane.
-pub(super) enum Carrier {
+pub(crate) enum Carrier {
     /// The connection itself.
     Tcp,
     /// The owner, who copies it from shared memory.
@@ -44,20 +43,20 @@ pub(super) enum Carrier {
 }
 
 /// A connection whose handshake is done.
-pub(super) struct Connected {
-    pub(super) stream: Stream,
-    pub(super) carrier: Carrier,
+pub(crate) struct Connected {
+    pub(crate) stream: Stream,
+    pub(crate) carrier: Carrier,
     /// What is to be sent after completions (rdma).
-    pub(super) follow_ups: Option<mpsc::UnboundedReceiver<FollowUp>>,
+    pub(crate) follow_ups: Option<mpsc::UnboundedReceiver<FollowUp>>,
 }
 
 /// A lane, as those who use it see it.
-pub(super) struct Lane {
+pub(crate) struct Lane {
     /// The connection's number.
-    pub(super) id: u64,
-    pub(super) opened: Instant,
-    pub(super) kind: TransportKind,
-    pub(super) route: Arc<Route>,
+    pub(crate) id: u64,
+    pub(crate) opened: Instant,
+    pub(crate) kind: TransportKind,
+    pub(crate) route: Arc<Route>,
     /// Cancelled to end it from outside.
     end: CancellationToken,
     /// Boxed, as a channel keeps room for many.
@@ -68,7 +67,7 @@ pub(super) struct Lane {
 
 impl Lane {
     /// A lane over a connection whose handshake is done, and what runs it.
-    pub(super) fn new(
+    pub(crate) fn new(
         (host, target): (Arc<Host>, Writer),
         route: Arc<Route>,
         Connected { stream, carrier, follow_ups }: Connected,
@@ -86,29 +85,29 @@ impl Lane {
         )
     }
 
-    pub(super) fn add_load(&self, bytes: u64) {
+    pub(crate) fn add_load(&self, bytes: u64) {
         self.load.fetch_add(bytes, Relaxed);
     }
 
-    pub(super) fn sub_load(&self, bytes: u64) {
+    pub(crate) fn sub_load(&self, bytes: u64) {
         self.load.fetch_sub(bytes, Relaxed);
     }
 
-    pub(super) fn load(&self) -> u64 {
+    pub(crate) fn load(&self) -> u64 {
         self.load.load(Relaxed)
     }
 
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         !self.queue.is_closed()
     }
 
     /// Closes the connection, whatever is under way: it is sent again elsewhere.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.end.cancel();
     }
 
     /// Queues a part, or gives it back if the lane has ended.
-    pub(super) async fn send(self: &Arc<Self>, mut sending: Box<Sending>) -> Result<(), Box<Sending>> {
+    pub(crate) async fn send(self: &Arc<Self>, mut sending: Box<Sending>) -> Result<(), Box<Sending>> {
         sending.load = Some(LaneLoad::new(self, &sending.part));
         self.queue.send(sending).await.map_err(|error| error.0)
     }
@@ -132,9 +131,9 @@ impl Work {
 
 /// Runs a lane.
 pub(crate) struct LaneTask {
-    pub(super) host: Arc<Host>,
+    pub(crate) host: Arc<Host>,
     target: Writer,
-    pub(super) stream: Stream,
+    pub(crate) stream: Stream,
     carrier: Carrier,
     lane: Arc<Lane>,
     waiting: mpsc::Receiver<Box<Sending>>,
@@ -147,7 +146,7 @@ pub(crate) struct LaneTask {
 
 impl LaneTask {
     /// Sends until the lane ends. Every part given to it has had its outcome then.
-    pub(super) async fn run(mut self) -> LaneEnd {
+    pub(crate) async fn run(mut self) -> LaneEnd {
         let _open = GaugeGuard::new(&self.host.metrics.of(self.lane.kind).connections_out, 1.0);
         let (_, closed) = mpsc::channel(1);
         let mut waiting = std::mem::replace(&mut self.waiting, closed);
@@ -186,11 +185,11 @@ impl LaneTask {
         end
     }
 
-    pub(super) fn sent(&self) -> MutexGuard<'_, HashMap<PartId, Box<Sending>>> {
+    pub(crate) fn sent(&self) -> MutexGuard<'_, HashMap<PartId, Box<Sending>>> {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn touch(&self) {
+    pub(crate) fn touch(&self) {
         self.activity.store(self.lane.opened.elapsed().as_micros() as u64, Relaxed);
     }
 
@@ -255,7 +254,7 @@ impl LaneTask {
         let mut sent = self.sent();
         if let (Some(sending), Carrier::Tcp) = (sent.get(&id), &self.carrier)
             && sending.part.op == Op::Read
-            && !sending.landing.as_ref().is_some_and(Cursor::is_done)
+            && !matches!(&sending.in_hand, InHand::Landing(cursor) if cursor.is_done())
             // Of a batch that is over, nothing lands.
             && sending.part.fence.enter().is_some()
         {
@@ -279,7 +278,7 @@ impl LaneTask {
         }
     }
 
-    pub(super) fn forget(&self, id: PartId) -> Option<Box<Sending>> {
+    pub(crate) fn forget(&self, id: PartId) -> Option<Box<Sending>> {
         self.sent().remove(&id)
     }
 
@@ -322,8 +321,8 @@ impl LaneTask {
             self.touch();
             self.sent().insert(part.id, sending);
             match self.send_part(&part, head).await {
-                Ok(true) => {}
-                Ok(false) => drop(self.forget(part.id)),
+                Ok(Carried::Sent) => {}
+                Ok(Carried::Over) => drop(self.forget(part.id)),
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                     let by = self.lane.kind;
                     let reason = error.to_string();
@@ -364,8 +363,8 @@ impl LaneTask {
         }
     }
 
-    /// Sends what there is of a part. False: its batch is over, and the peer knows it.
-    async fn send_part(&self, part: &Part, head: Vec<u8>) -> io::Result<bool> {
+    /// Sends what there is of a part.
+    async fn send_part(&self, part: &Part, head: Vec<u8>) -> io::Result<Carried> {
         match (&self.carrier, part.op) {
             (Carrier::Tcp, Op::Write) => tcp::send_part(self, part, head).await,
             (Carrier::Tcp, Op::Read) => tcp::ask(self, part, head).await,
@@ -375,20 +374,20 @@ impl LaneTask {
         }
     }
 
-    /// Answers a part in the owner's place. False, as its batch is over.
-    pub(super) fn refuse(&self, part: &Part, refusal: Refusal) -> io::Result<bool> {
+    /// Answers a part in the owner's place.
+    pub(crate) fn refuse(&self, part: &Part, refusal: Refusal) -> io::Result<Carried> {
         self.resolve(part.id, Outcome::Refused(refusal));
-        Ok(false)
+        Ok(Carried::Over)
     }
 
     /// Tells the peer that a batch is over, if it has seen anything of it here.
-    pub(super) async fn give_up(&self, part: &Part, begun: bool) -> io::Result<bool> {
+    pub(crate) async fn give_up(&self, part: &Part, begun: bool) -> io::Result<Carried> {
         if begun {
             let mut cancel = Vec::new();
             Frame::Cancel { batch: part.id.batch, grant: part.grant }.encode(&mut cancel);
             self.stream.write_all(&cancel).await?;
         }
-        Ok(false)
+        Ok(Carried::Over)
     }
 }
 

@@ -7,7 +7,7 @@ use baton_memory::MemoryRegion;
 use tokio::sync::mpsc;
 
 use super::lane::LaneTask;
-use super::part::{LaneEnd, Part};
+use super::part::{Carried, LaneEnd, Part};
 use super::receive::Receiver;
 use super::stream::Stream;
 use super::wire::Reply;
@@ -41,11 +41,11 @@ impl Devices {
 pub(crate) enum RdmaAddress {}
 
 impl RdmaAddress {
-    pub(super) fn parse(_: &str) -> Option<Self> {
+    pub(crate) fn parse(_: &str) -> Option<Self> {
         None
     }
 
-    pub(super) fn control(&self) -> &str {
+    pub(crate) fn control(&self) -> &str {
         match *self {}
     }
 }
@@ -78,7 +78,7 @@ pub(crate) async fn connect(
     match *devices {}
 }
 
-pub(crate) async fn carry_part(_: &LaneTask, flow: &Flow, _: &Part, _: Vec<u8>) -> io::Result<bool> {
+pub(crate) async fn carry_part(_: &LaneTask, flow: &Flow, _: &Part, _: Vec<u8>) -> io::Result<Carried> {
     match *flow {}
 }
 

@@ -42,12 +42,12 @@ struct OpenPart {
 }
 
 /// One accepted connection, after its handshake.
-pub(super) struct Receiver<'a> {
-    pub(super) host: &'a Host,
-    pub(super) stream: &'a Stream,
+pub(crate) struct Receiver<'a> {
+    pub(crate) host: &'a Host,
+    pub(crate) stream: &'a Stream,
     kind: TransportKind,
     connections: &'a Arc<Connections>,
-    pub(super) registered: &'a Registered,
+    pub(crate) registered: &'a Registered,
     open: Option<OpenPart>,
     views: Views,
     incoming: Incoming,
@@ -61,16 +61,16 @@ enum Fate {
     Dropped,
 }
 
-pub(super) fn ended_in_transfer(grant: &Grant) -> Refusal {
+pub(crate) fn ended_in_transfer(grant: &Grant) -> Refusal {
     Refusal::new(RefusalReason::Revoked, format!("grant {} has ended in mid-transfer", grant.id.0))
 }
 
-pub(super) fn invalid(problem: impl Into<String>) -> io::Error {
+pub(crate) fn invalid(problem: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem.into())
 }
 
 impl<'a> Receiver<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         host: &'a Host,
         (stream, kind): (&'a Stream, TransportKind),
         connections: &'a Arc<Connections>,
@@ -82,13 +82,13 @@ impl<'a> Receiver<'a> {
         Self { host, stream, kind, connections, registered, open: None, views, incoming, last_reply }
     }
 
-    pub(super) fn metrics(&self) -> &KindMetrics {
+    pub(crate) fn metrics(&self) -> &KindMetrics {
         self.host.metrics.of(self.kind)
     }
 
     /// Serves frames until the writer closes. A frame that breaks the protocol ends the connection,
     /// with the reason.
-    pub(super) async fn run(&mut self, landing: &mut Option<Landing>) -> io::Result<()> {
+    pub(crate) async fn run(&mut self, landing: &mut Option<Landing>) -> io::Result<()> {
         let result = match self.kind {
             TransportKind::Rdma => self.serve_rdma(landing).await,
             _ => self.serve().await,
@@ -140,16 +140,16 @@ impl<'a> Receiver<'a> {
 
     /// The next frame's head; `None` when the writer has closed between frames. May be dropped
     /// while it waits.
-    pub(super) async fn next_frame(&mut self) -> io::Result<Option<Frame>> {
+    pub(crate) async fn next_frame(&mut self) -> io::Result<Option<Frame>> {
         let Some((prefix, body)) = self.incoming.next(self.stream).await? else { return Ok(None) };
         Ok(Some(Frame::decode(prefix, body)?))
     }
 
-    pub(super) fn patience(&self) -> Duration {
+    pub(crate) fn patience(&self) -> Duration {
         self.host.config.progress_timeout * PATIENCE
     }
 
-    pub(super) fn key(&self, batch: u64) -> BatchKey {
+    pub(crate) fn key(&self, batch: u64) -> BatchKey {
         BatchKey { writer: self.registered.writer().clone(), batch }
     }
 
@@ -298,7 +298,7 @@ impl<'a> Receiver<'a> {
         Ok(())
     }
 
-    pub(super) async fn refuse(&mut self, id: PartId, refusal: Refusal) -> io::Result<()> {
+    pub(crate) async fn refuse(&mut self, id: PartId, refusal: Refusal) -> io::Result<()> {
         self.metrics().refusals.increment(1);
         tracing::debug!(writer = %self.registered.writer().node, reason = %refusal.reason, refusal.message, "refused");
         if let Some(open) = &mut self.open {
@@ -334,7 +334,7 @@ impl<'a> Receiver<'a> {
     }
 
     /// Accounts for a part whose bytes are here, and answers.
-    pub(super) async fn settle(&mut self, room: Option<Permit<'_, Arrival>>, commit: Commit) -> io::Result<()> {
+    pub(crate) async fn settle(&mut self, room: Option<Permit<'_, Arrival>>, commit: Commit) -> io::Result<()> {
         let id = commit.target.id;
         let trailer = Trailer { part: id.part, parts: commit.parts, bytes: commit.bytes, tag: commit.tag };
         let Target { grant, segment, .. } = commit.target;
@@ -344,7 +344,7 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    pub(super) fn on_cancel(&mut self, batch: u64, grant: GrantId) {
+    pub(crate) fn on_cancel(&mut self, batch: u64, grant: GrantId) {
         self.open.take_if(|open| open.id.batch == batch);
         // A grant that has ended takes nothing any more, cancelled or not.
         if let Ok(grant) = self.host.grants.find(grant) {
@@ -353,7 +353,7 @@ impl<'a> Receiver<'a> {
     }
 
     /// Closes another connection of the writer. The future resolves once nothing of it can land.
-    pub(super) fn fence(&self, connection: u64) -> io::Result<BoxFuture<'static, ()>> {
+    pub(crate) fn fence(&self, connection: u64) -> io::Result<BoxFuture<'static, ()>> {
         if connection == self.registered.connection() {
             return Err(invalid("a connection cannot fence itself"));
         }
@@ -362,7 +362,7 @@ impl<'a> Receiver<'a> {
         Ok(Box::pin(async move { connections.fence(&writer, connection).await }))
     }
 
-    pub(super) async fn reply(&mut self, reply: &Reply) -> io::Result<()> {
+    pub(crate) async fn reply(&mut self, reply: &Reply) -> io::Result<()> {
         self.last_reply = baton_runtime::now();
         let written = timeout(self.host.config.progress_timeout, self.stream.write_all(&reply.encode())).await;
         written.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?

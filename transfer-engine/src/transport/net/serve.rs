@@ -22,7 +22,7 @@ impl Receiver<'_> {
     }
 
     /// Says whether the lease covered what was read and has lived until now.
-    pub(super) async fn on_check(&mut self, read: Read) -> io::Result<()> {
+    pub(crate) async fn on_check(&mut self, read: Read) -> io::Result<()> {
         match self.lease(&read) {
             Ok(_) => self.reply(&Reply::Ack(read.target.id)).await,
             Err(refusal) => self.refuse(read.target.id, refusal).await,
@@ -30,7 +30,7 @@ impl Receiver<'_> {
     }
 
     /// Passes a segment's file.
-    pub(super) async fn on_map(&mut self, segment: SegmentId) -> io::Result<()> {
+    pub(crate) async fn on_map(&mut self, segment: SegmentId) -> io::Result<()> {
         let region = self.host.region(segment).ok();
         let file = region.as_deref().and_then(|region| region.shared_file());
         let bytes = file.and(region.as_ref()).map_or(0, |region| region.len() as u64);
@@ -40,7 +40,7 @@ impl Receiver<'_> {
     }
 
     /// Sends the bytes of a read, frame by frame, each under a pass of the lease.
-    pub(super) async fn on_read(&mut self, read: Read) -> io::Result<()> {
+    pub(crate) async fn on_read(&mut self, read: Read) -> io::Result<()> {
         let id = read.target.id;
         let lease = match self.lease(&read) {
             Ok(lease) => lease,

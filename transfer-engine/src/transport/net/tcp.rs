@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use super::incoming::{DROPPED_AT_ONCE, Incoming};
 use super::lane::LaneTask;
-use super::part::Part;
+use super::part::{Carried, InHand, Part};
 use super::payload::{Cursor, Outgoing};
 use super::wire::{MAX_FRAME_SPANS, PartId, put_commit, put_data, put_read};
 use crate::fence_guard::Pass;
 use crate::{TransportKind, batch};
 
-/// Sends a part with its trailer. False: its batch is over, and the peer knows it.
-pub(super) async fn send_part(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::Result<bool> {
+/// Sends a part with its trailer.
+pub(crate) async fn send_part(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::Result<Carried> {
     let mut tail = Vec::new();
     put_commit(&mut tail, &part.trailer());
     let frames = batch::cut(&part.spans, u64::from(lane.host.config.frame_bytes), MAX_FRAME_SPANS);
@@ -37,7 +37,7 @@ pub(super) async fn send_part(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -
         head.append(&mut tail);
         lane.stream.write_all(&head).await?;
     }
-    Ok(true)
+    Ok(Carried::Sent)
 }
 
 /// Sends a frame from the source. False: the batch was over in mid-frame. The rest of the frame has
@@ -78,22 +78,22 @@ async fn write(lane: &LaneTask, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Asks for the bytes of a part that is read.
-pub(super) async fn ask(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::Result<bool> {
+pub(crate) async fn ask(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::Result<Carried> {
     let spans = part.spans.iter().map(|span| (span.local_offset as usize, span.len as usize));
     let landing = Cursor::new(&part.local, spans);
     if let Some(sending) = lane.sent().get_mut(&part.id) {
-        sending.landing = Some(landing);
+        sending.in_hand = InHand::Landing(landing);
     }
     put_read(&mut head, &part.target(), &part.spans);
     lane.stream.write_all(&head).await?;
-    Ok(true)
+    Ok(Carried::Sent)
 }
 
 /// Receives bytes of a part that is read, where they belong. Those of a batch that is over are
 /// dropped.
-pub(super) async fn land(lane: &LaneTask, incoming: &mut Incoming, id: PartId, bytes: usize) -> io::Result<()> {
-    let taken = lane.sent().get_mut(&id).and_then(|sending| Some((Arc::clone(&sending.part), sending.landing.take()?)));
-    let Some((part, mut cursor)) = taken else { return drop_payload(lane, incoming, bytes).await };
+pub(crate) async fn land(lane: &LaneTask, incoming: &mut Incoming, id: PartId, bytes: usize) -> io::Result<()> {
+    // Out of the map while bytes are waited for: the lock is not held meanwhile.
+    let Some((part, mut cursor)) = take_landing(lane, id) else { return drop_payload(lane, incoming, bytes).await };
     if bytes > cursor.remaining() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "more bytes than were asked for"));
     }
@@ -118,9 +118,21 @@ pub(super) async fn land(lane: &LaneTask, incoming: &mut Incoming, id: PartId, b
         }
     }
     if let Some(sending) = lane.sent().get_mut(&id) {
-        sending.landing = Some(cursor);
+        sending.in_hand = InHand::Landing(cursor);
     }
     Ok(())
+}
+
+fn take_landing(lane: &LaneTask, id: PartId) -> Option<(Arc<Part>, Cursor)> {
+    let mut sent = lane.sent();
+    let sending = sent.get_mut(&id)?;
+    match std::mem::replace(&mut sending.in_hand, InHand::Nothing) {
+        InHand::Landing(cursor) => Some((Arc::clone(&sending.part), cursor)),
+        other => {
+            sending.in_hand = other;
+            None
+        }
+    }
 }
 
 async fn drop_payload(lane: &LaneTask, incoming: &mut Incoming, mut bytes: usize) -> io::Result<()> {

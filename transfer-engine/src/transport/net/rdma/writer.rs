@@ -21,7 +21,7 @@ use crate::error::{Refusal, RefusalReason};
 use crate::fence_guard::{FenceGuard, OwnedPass};
 use crate::grant::covers;
 use crate::transport::net::lane::LaneTask;
-use crate::transport::net::part::{LaneEnd, Part, too_short};
+use crate::transport::net::part::{Carried, LaneEnd, Part, too_short};
 use crate::transport::net::route::read_reply;
 use crate::transport::net::stream::Stream;
 use crate::transport::net::wire::{Expect, Frame, PartId, Reply, put_check};
@@ -303,8 +303,8 @@ fn requests(spans: &[SpanPair], max_sge: usize) -> Vec<&[SpanPair]> {
     all
 }
 
-/// Carries a part. False: its batch is over, or it is answered.
-pub(crate) async fn carry_part(lane: &LaneTask, flow: &Flow, part: &Part, head: Vec<u8>) -> io::Result<bool> {
+/// Carries a part.
+pub(crate) async fn carry_part(lane: &LaneTask, flow: &Flow, part: &Part, head: Vec<u8>) -> io::Result<Carried> {
     // What was sent elsewhere is fenced before anything is posted: the owner answers OPEN after
     // that.
     lane.stream.write_all(&head).await?;
@@ -324,7 +324,7 @@ pub(crate) async fn carry_part(lane: &LaneTask, flow: &Flow, part: &Part, head: 
     let missing = || io::Error::new(io::ErrorKind::Unsupported, "the local memory is not registered with the devices");
     let registration = registration.ok_or_else(missing)?;
     match post_part(lane, flow, part, &registration, key).await? {
-        Posting::Done => Ok(true),
+        Posting::Done => Ok(Carried::Sent),
         Posting::BatchOver => lane.give_up(part, true).await,
         Posting::GrantEnded => refused(lane, part, ended(part.grant), !head.is_empty()).await,
     }
@@ -332,12 +332,12 @@ pub(crate) async fn carry_part(lane: &LaneTask, flow: &Flow, part: &Part, head: 
 
 /// The grant of a part has ended. If the part has been sent before, its answer may be what was
 /// lost: the owner is asked.
-async fn refused(lane: &LaneTask, part: &Part, refusal: Refusal, again: bool) -> io::Result<bool> {
+async fn refused(lane: &LaneTask, part: &Part, refusal: Refusal, again: bool) -> io::Result<Carried> {
     if !again || part.op == Op::Read {
         return lane.refuse(part, refusal);
     }
     send(lane, &Frame::Commit(part.trailer())).await?;
-    Ok(true)
+    Ok(Carried::Sent)
 }
 
 /// What became of posting a part.

@@ -29,26 +29,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use baton_memory::SharedView;
 use tokio::sync::Notify;
 
-pub(super) use address::{Listener, ShmAddress, check_user, listen};
-pub(super) use slots::Armed;
-pub(super) use views::{ViewCache, Views, copy_in};
+pub(crate) use address::{Listener, ShmAddress, check_user, listen};
+pub(crate) use slots::Armed;
+pub(crate) use views::{ViewCache, Views, copy_in};
 
 use slots::Slots;
 
 use super::lane::LaneTask;
-use super::part::{Part, too_short};
+use super::part::{Carried, InHand, Part, too_short};
 use super::stream::Stream;
 use super::wire::{Frame, MAX_FRAME_SPANS, put_check, put_commit, put_copy};
 use crate::engine::MAX_SEGMENTS;
 use crate::{SegmentId, TransportKind, batch};
 
 /// Bytes copied without looking at the grant and letting others run: about 30 microseconds.
-pub(super) const COPY_STEP: usize = 256 << 10;
+pub(crate) const COPY_STEP: usize = 256 << 10;
 /// Most segments of an owner.
 const MAX_MAPPED: usize = MAX_SEGMENTS;
 
 /// The writer's end of a lane: what the owner has been given to read.
-pub(super) struct Source {
+pub(crate) struct Source {
     slots: Arc<Slots>,
     announced: Mutex<HashSet<SegmentId>>,
     /// The owner's segments, for reads. `None`: it has none of that name to share.
@@ -58,7 +58,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             slots: Arc::new(Slots::new()?),
             announced: Mutex::default(),
@@ -76,7 +76,7 @@ impl Source {
         self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn on_mapped(&self, stream: &Stream, segment: SegmentId, bytes: u64) -> Result<(), String> {
+    pub(crate) fn on_mapped(&self, stream: &Stream, segment: SegmentId, bytes: u64) -> Result<(), String> {
         let mut mapped = self.mapped();
         if mapped.len() >= MAX_MAPPED || mapped.contains_key(&segment) {
             return Err(format!("segment {segment} for the second time, or one of more than {MAX_MAPPED}"));
@@ -120,8 +120,8 @@ impl Source {
 }
 
 /// Reads a part: copies it out of the owner's memory, and asks the owner whether the lease has
-/// lived through that. False: its batch is over.
-pub(super) async fn read_part(lane: &LaneTask, source: &Source, part: &Part, mut head: Vec<u8>) -> io::Result<bool> {
+/// lived through that.
+pub(crate) async fn read_part(lane: &LaneTask, source: &Source, part: &Part, mut head: Vec<u8>) -> io::Result<Carried> {
     let view = source.view(lane, part.segment).await?;
     for span in &part.spans {
         if span.remote_offset.checked_add(span.len).is_none_or(|end| end > view.len() as u64) {
@@ -132,7 +132,7 @@ pub(super) async fn read_part(lane: &LaneTask, source: &Source, part: &Part, mut
         let mut len = span.len as usize;
         while len > 0 {
             let step = len.min(COPY_STEP);
-            let Some(_pass) = part.fence.enter() else { return Ok(false) };
+            let Some(_pass) = part.fence.enter() else { return Ok(Carried::Over) };
             copy_in(&view, from, &part.local, to, step);
             from += step;
             to += step;
@@ -144,20 +144,19 @@ pub(super) async fn read_part(lane: &LaneTask, source: &Source, part: &Part, mut
     lane.host.metrics.of(TransportKind::Shm).bytes_in.increment(part.bytes);
     put_check(&mut head, &part.target(), &part.spans);
     lane.stream.write_all(&head).await?;
-    Ok(true)
+    Ok(Carried::Sent)
 }
 
 /// Passes the page of slots: the first frame of the lane.
-pub(super) async fn send_slots(lane: &LaneTask, source: &Source) -> io::Result<()> {
+pub(crate) async fn send_slots(lane: &LaneTask, source: &Source) -> io::Result<()> {
     let mut frame = Vec::new();
     Frame::Slots { bytes: source.slots.bytes() }.encode(&mut frame);
     let file = source.slots.take_file();
     lane.stream.write_with_file(&frame, file.as_ref().map(AsFd::as_fd)).await
 }
 
-/// Sends what the owner needs to fetch a part, with its trailer. False: its batch is over, and the
-/// peer knows it.
-pub(super) async fn send_part(lane: &LaneTask, source: &Source, part: &Part, mut head: Vec<u8>) -> io::Result<bool> {
+/// Sends what the owner needs to fetch a part, with its trailer.
+pub(crate) async fn send_part(lane: &LaneTask, source: &Source, part: &Part, mut head: Vec<u8>) -> io::Result<Carried> {
     let Some(file) = part.local.shared_file() else {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "the local memory was not allocated to be shared"));
     };
@@ -170,7 +169,7 @@ pub(super) async fn send_part(lane: &LaneTask, source: &Source, part: &Part, mut
     let Some(armed) = source.slots.arm(&part.fence).await else { return lane.give_up(part, false).await };
     let place = armed.place();
     if let Some(sending) = lane.sent().get_mut(&part.id) {
-        sending.armed = Some(armed);
+        sending.in_hand = InHand::Armed(armed);
     }
     for spans in part.spans.chunks(MAX_FRAME_SPANS) {
         put_copy(&mut head, &part.target(), part.local_segment, place, spans);
@@ -179,5 +178,5 @@ pub(super) async fn send_part(lane: &LaneTask, source: &Source, part: &Part, mut
     lane.stream.write_all(&head).await?;
     lane.touch();
     lane.host.metrics.of(TransportKind::Shm).bytes_out.increment(batch::total(&part.spans));
-    Ok(true)
+    Ok(Carried::Sent)
 }
