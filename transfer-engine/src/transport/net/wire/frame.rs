@@ -196,9 +196,10 @@ impl Frame {
     /// Appends the frames that are not made from a batch.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Data(_) | Self::Commit(_) | Self::Copy(_) | Self::Read(_) | Self::Check(_) => {
+            Self::Data(_) | Self::Copy(_) | Self::Read(_) | Self::Check(_) => {
                 debug_assert!(false, "made from a batch");
             }
+            Self::Commit(commit) => put_commit(out, commit),
             Self::Endpoint { device, endpoint } => frame(out, kind::ENDPOINT, 0, |out| {
                 out.put_slice(device);
                 endpoint.put(out);

@@ -35,6 +35,7 @@ proptest! {
         let commit = Commit { target, parts: 9, bytes, tag };
         prop_assert_eq!(frame_of(|out| put_commit(out, &commit)), Frame::Commit(commit));
         let others = [
+            Frame::Commit(commit),
             Frame::Cancel { batch, grant: GrantId(grant) },
             Frame::Fence { connection: bytes },
             Frame::Slots { bytes },
