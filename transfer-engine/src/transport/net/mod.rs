@@ -32,6 +32,7 @@
 //! FAULT that says why.
 
 mod accept;
+mod carrier;
 mod carry;
 mod connections;
 pub mod fuzz;

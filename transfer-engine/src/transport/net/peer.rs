@@ -332,12 +332,13 @@ impl Peer {
     }
 
     fn start(self: &Arc<Self>, route: &Arc<Route>, connected: Connected, id: u64) -> Arc<Lane> {
-        let (lane, task) = Lane::new((Arc::clone(&self.host), self.target.clone()), Arc::clone(route), connected, id);
+        let Connected { stream, carrier } = connected;
+        let (lane, task) = Lane::new(self, Arc::clone(route), stream, id);
         self.lanes().push(Arc::clone(&lane));
         let listed = Listed { peer: Arc::clone(self), id };
         let route = Arc::clone(route);
         self.host.tasks.spawn_request("transfer lane", async move {
-            let end = task.run().await;
+            let end = carrier.run(task).await;
             let node = listed.peer.target.node.clone();
             drop(listed);
             if let LaneEnd::Failed(reason) | LaneEnd::Protocol(reason) = end {

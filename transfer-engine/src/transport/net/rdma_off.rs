@@ -4,13 +4,12 @@ use std::io;
 use std::sync::Arc;
 
 use baton_memory::MemoryRegion;
-use tokio::sync::mpsc;
 
+use super::carrier::Carrier;
 use super::lane::LaneTask;
-use super::part::{Carried, LaneEnd, Part};
+use super::part::{Carried, Part};
 use super::receive::Receiver;
 use super::stream::Stream;
-use super::wire::Reply;
 use crate::SegmentId;
 
 pub(crate) enum Devices {}
@@ -56,34 +55,16 @@ impl std::fmt::Display for RdmaAddress {
     }
 }
 
-pub(crate) enum FollowUp {}
+pub(crate) enum RdmaCarrier {}
 
-pub(crate) enum Flow {}
-
-impl Flow {
-    pub(crate) fn on_reply(&self, _: Reply) -> Result<(), String> {
-        match *self {}
-    }
-
-    pub(crate) async fn send_follow_up(&self, _: &LaneTask, _: FollowUp) -> io::Result<()> {
+impl Carrier for RdmaCarrier {
+    async fn carry(&self, _: &LaneTask, _: &Part, _: Vec<u8>) -> io::Result<Carried> {
         match *self {}
     }
 }
 
-pub(crate) async fn connect(
-    devices: &Devices,
-    _: &RdmaAddress,
-    _: &Stream,
-) -> io::Result<(Flow, mpsc::UnboundedReceiver<FollowUp>)> {
+pub(crate) async fn connect(devices: &Devices, _: &RdmaAddress, _: &Stream) -> io::Result<RdmaCarrier> {
     match *devices {}
-}
-
-pub(crate) async fn carry_part(_: &LaneTask, flow: &Flow, _: &Part, _: Vec<u8>) -> io::Result<Carried> {
-    match *flow {}
-}
-
-pub(crate) async fn completions(_: &LaneTask, flow: &Flow) -> LaneEnd {
-    match *flow {}
 }
 
 pub(crate) enum Landing {}

@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
 use tokio::time::timeout_at;
 
-use super::lane::{Carrier, Connected};
+use super::carrier::AnyCarrier;
+use super::lane::Connected;
 use super::peer::Peer;
-use super::rdma::{self, FollowUp, RdmaAddress};
-use super::shm::{ShmAddress, Source};
+use super::rdma::{self, RdmaAddress};
+use super::shm::{ShmAddress, ShmCarrier};
 use super::stream::Stream;
+use super::tcp::TcpCarrier;
 use super::wire::{Hello, PROTOCOL_VERSION, Rejection, Reply};
 use crate::grant::Writer;
 use crate::{TransferError, TransportKind};
@@ -49,8 +50,6 @@ pub(crate) enum Way {
     Shm(ShmAddress),
     Tcp(String),
 }
-
-type FollowUps = mpsc::UnboundedReceiver<FollowUp>;
 
 /// Why an attempt to connect failed.
 pub(crate) struct Failure {
@@ -238,8 +237,8 @@ impl Route {
         stream.write_all(&hello.encode()).await.map_err(unreachable)?;
         match read_reply(&stream).await.map_err(unreachable)? {
             Reply::Welcome { version: PROTOCOL_VERSION } => {
-                let (carrier, follow_ups) = self.carrier(peer, &stream).await.map_err(unreachable)?;
-                Ok(Connected { stream, carrier, follow_ups })
+                let carrier = self.carrier(peer, &stream).await.map_err(unreachable)?;
+                Ok(Connected { stream, carrier })
             }
             Reply::Reject(rejection) => Err(self.rejected(peer, rejection).into()),
             other => Err(incompatible(peer, format!("it answers the handshake with {other:?}")).into()),
@@ -254,14 +253,13 @@ impl Route {
         }
     }
 
-    async fn carrier(&self, peer: &Peer, stream: &Stream) -> io::Result<(Carrier, Option<FollowUps>)> {
+    async fn carrier(&self, peer: &Peer, stream: &Stream) -> io::Result<Box<dyn AnyCarrier>> {
         match &self.way {
-            Way::Tcp(_) => Ok((Carrier::Tcp, None)),
-            Way::Shm(_) => Ok((Carrier::Shm(Source::new()?), None)),
+            Way::Tcp(_) => Ok(Box::new(TcpCarrier)),
+            Way::Shm(_) => Ok(Box::new(ShmCarrier::new()?)),
             Way::Rdma(address) => {
                 let devices = peer.host.rdma.get().ok_or_else(|| io::Error::other("no RDMA devices here"))?;
-                let (flow, follow_ups) = rdma::connect(devices, address, stream).await?;
-                Ok((Carrier::Rdma(Box::new(flow)), Some(follow_ups)))
+                Ok(Box::new(rdma::connect(devices, address, stream).await?))
             }
         }
     }

@@ -3,16 +3,71 @@
 use std::io;
 use std::sync::Arc;
 
-use super::incoming::{DROPPED_AT_ONCE, Incoming};
+use super::carrier::Carrier;
+use super::incoming::Incoming;
 use super::lane::LaneTask;
-use super::part::{Carried, InHand, Part};
+use super::part::{Carried, InHand, Part, Sending};
 use super::payload::{Cursor, Outgoing};
 use super::wire::{MAX_FRAME_SPANS, PartId, put_commit, put_data, put_read};
+use crate::batch::Op;
 use crate::fence_guard::Pass;
 use crate::{TransportKind, batch};
 
+/// The connection itself carries the payload.
+pub(crate) struct TcpCarrier;
+
+impl Carrier for TcpCarrier {
+    async fn carry(&self, lane: &LaneTask, part: &Part, head: Vec<u8>) -> io::Result<Carried> {
+        match part.op {
+            Op::Write => send_part(lane, part, head).await,
+            Op::Read => ask(lane, part, head).await,
+        }
+    }
+
+    /// Receives bytes of a part that is read, where they belong. Those of a batch that is over are
+    /// dropped.
+    async fn land(&self, lane: &LaneTask, incoming: &mut Incoming, id: PartId, bytes: usize) -> io::Result<()> {
+        // Out of the map while bytes are waited for: the lock is not held meanwhile.
+        let Some((part, mut cursor)) = take_landing(lane, id) else { return lane.drop_payload(incoming, bytes).await };
+        if bytes > cursor.remaining() {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "more bytes than were asked for"));
+        }
+        let end = cursor.remaining() - bytes;
+        while cursor.remaining() > end {
+            let received = match part.fence.enter() {
+                Some(_pass) => incoming.try_receive(&lane.stream, &part.local, &mut cursor, end),
+                None => return lane.drop_payload(incoming, cursor.remaining() - end).await,
+            };
+            match received {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(received) => {
+                    lane.touch();
+                    lane.host.metrics.of(TransportKind::Tcp).bytes_in.increment(received as u64);
+                    tokio::task::coop::consume_budget().await;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::select! {
+                    ready = incoming.wait_for_payload(&lane.stream, cursor.remaining() - end) => ready?,
+                    () = part.fence.closed() => {}
+                },
+                Err(error) => return Err(error),
+            }
+        }
+        if let Some(sending) = lane.sent().get_mut(&id) {
+            sending.in_hand = InHand::Landing(cursor);
+        }
+        Ok(())
+    }
+
+    fn may_acknowledge(&self, sending: &Sending) -> bool {
+        sending.part.op == Op::Write
+            || matches!(&sending.in_hand, InHand::Landing(cursor) if cursor.is_done())
+            // Of a batch that is over, nothing lands.
+            || sending.part.fence.enter().is_none()
+    }
+}
+
 /// Sends a part with its trailer.
-pub(crate) async fn send_part(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::Result<Carried> {
+async fn send_part(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::Result<Carried> {
     let mut tail = Vec::new();
     put_commit(&mut tail, &part.trailer());
     let frames = batch::cut(&part.spans, u64::from(lane.host.config.frame_bytes), MAX_FRAME_SPANS);
@@ -78,7 +133,7 @@ async fn write(lane: &LaneTask, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Asks for the bytes of a part that is read.
-pub(crate) async fn ask(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::Result<Carried> {
+async fn ask(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::Result<Carried> {
     let spans = part.spans.iter().map(|span| (span.local_offset as usize, span.len as usize));
     let landing = Cursor::new(&part.local, spans);
     if let Some(sending) = lane.sent().get_mut(&part.id) {
@@ -87,40 +142,6 @@ pub(crate) async fn ask(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::
     put_read(&mut head, &part.target(), &part.spans);
     lane.stream.write_all(&head).await?;
     Ok(Carried::Sent)
-}
-
-/// Receives bytes of a part that is read, where they belong. Those of a batch that is over are
-/// dropped.
-pub(crate) async fn land(lane: &LaneTask, incoming: &mut Incoming, id: PartId, bytes: usize) -> io::Result<()> {
-    // Out of the map while bytes are waited for: the lock is not held meanwhile.
-    let Some((part, mut cursor)) = take_landing(lane, id) else { return drop_payload(lane, incoming, bytes).await };
-    if bytes > cursor.remaining() {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "more bytes than were asked for"));
-    }
-    let end = cursor.remaining() - bytes;
-    while cursor.remaining() > end {
-        let received = match part.fence.enter() {
-            Some(_pass) => incoming.try_receive(&lane.stream, &part.local, &mut cursor, end),
-            None => return drop_payload(lane, incoming, cursor.remaining() - end).await,
-        };
-        match received {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(received) => {
-                lane.touch();
-                lane.host.metrics.of(TransportKind::Tcp).bytes_in.increment(received as u64);
-                tokio::task::coop::consume_budget().await;
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::select! {
-                ready = incoming.wait_for_payload(&lane.stream, cursor.remaining() - end) => ready?,
-                () = part.fence.closed() => {}
-            },
-            Err(error) => return Err(error),
-        }
-    }
-    if let Some(sending) = lane.sent().get_mut(&id) {
-        sending.in_hand = InHand::Landing(cursor);
-    }
-    Ok(())
 }
 
 fn take_landing(lane: &LaneTask, id: PartId) -> Option<(Arc<Part>, Cursor)> {
@@ -133,14 +154,4 @@ fn take_landing(lane: &LaneTask, id: PartId) -> Option<(Arc<Part>, Cursor)> {
             None
         }
     }
-}
-
-async fn drop_payload(lane: &LaneTask, incoming: &mut Incoming, mut bytes: usize) -> io::Result<()> {
-    while bytes > 0 {
-        let piece = bytes.min(DROPPED_AT_ONCE);
-        incoming.drop_all(&lane.stream, piece).await?;
-        lane.touch();
-        bytes -= piece;
-    }
-    Ok(())
 }

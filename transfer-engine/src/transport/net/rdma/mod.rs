@@ -41,7 +41,7 @@ use std::io;
 
 pub(crate) use devices::Devices;
 pub(crate) use owner::Landing;
-pub(crate) use writer::{Flow, FollowUp, carry_part, completions, connect};
+pub(crate) use writer::connect;
 
 /// The immediate that stands for no part.
 const PROBE: u32 = u32::MAX;

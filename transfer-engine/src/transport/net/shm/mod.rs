@@ -35,10 +35,12 @@ pub(crate) use views::{ViewCache, Views, copy_in};
 
 use slots::Slots;
 
+use super::carrier::Carrier;
 use super::lane::LaneTask;
 use super::part::{Carried, InHand, Part, too_short};
 use super::stream::Stream;
-use super::wire::{Frame, MAX_FRAME_SPANS, put_check, put_commit, put_copy};
+use super::wire::{Frame, MAX_FRAME_SPANS, Reply, put_check, put_commit, put_copy};
+use crate::batch::Op;
 use crate::engine::MAX_SEGMENTS;
 use crate::{SegmentId, TransportKind, batch};
 
@@ -48,7 +50,7 @@ pub(crate) const COPY_STEP: usize = 256 << 10;
 const MAX_MAPPED: usize = MAX_SEGMENTS;
 
 /// The writer's end of a lane: what the owner has been given to read.
-pub(crate) struct Source {
+pub(crate) struct ShmCarrier {
     slots: Arc<Slots>,
     announced: Mutex<HashSet<SegmentId>>,
     /// The owner's segments, for reads. `None`: it has none of that name to share.
@@ -57,7 +59,7 @@ pub(crate) struct Source {
     came: Notify,
 }
 
-impl Source {
+impl ShmCarrier {
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             slots: Arc::new(Slots::new()?),
@@ -76,7 +78,7 @@ impl Source {
         self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn on_mapped(&self, stream: &Stream, segment: SegmentId, bytes: u64) -> Result<(), String> {
+    fn on_mapped(&self, stream: &Stream, segment: SegmentId, bytes: u64) -> Result<(), String> {
         let mut mapped = self.mapped();
         if mapped.len() >= MAX_MAPPED || mapped.contains_key(&segment) {
             return Err(format!("segment {segment} for the second time, or one of more than {MAX_MAPPED}"));
@@ -110,73 +112,87 @@ impl Source {
                 None => {}
             }
             if !std::mem::replace(&mut asked, true) {
-                let mut frame = Vec::new();
-                Frame::Map { segment }.encode(&mut frame);
-                lane.stream.write_all(&frame).await?;
+                lane.send_frame(&Frame::Map { segment }).await?;
             }
             came.await;
         }
     }
-}
 
-/// Reads a part: copies it out of the owner's memory, and asks the owner whether the lease has
-/// lived through that.
-pub(crate) async fn read_part(lane: &LaneTask, source: &Source, part: &Part, mut head: Vec<u8>) -> io::Result<Carried> {
-    let view = source.view(lane, part.segment).await?;
-    for span in &part.spans {
-        if span.remote_offset.checked_add(span.len).is_none_or(|end| end > view.len() as u64) {
-            return lane.refuse(part, too_short(part.segment));
+    /// Sends what the owner needs to fetch a part, with its trailer.
+    async fn send_part(&self, lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::Result<Carried> {
+        let Some(file) = part.local.shared_file() else {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "the local memory was not allocated to be shared"));
+        };
+        if !part.spans.is_empty() && self.announce(part.local_segment) {
+            lane.stream.write_all(&std::mem::take(&mut head)).await?;
+            let mut frame = Vec::new();
+            Frame::Source { source: part.local_segment, bytes: part.local.len() as u64 }.encode(&mut frame);
+            lane.stream.write_with_file(&frame, Some(file)).await?;
         }
-        let mut from = span.remote_offset as usize;
-        let mut to = span.local_offset as usize;
-        let mut len = span.len as usize;
-        while len > 0 {
-            let step = len.min(COPY_STEP);
-            let Some(_pass) = part.fence.enter() else { return Ok(Carried::Over) };
-            copy_in(&view, from, &part.local, to, step);
-            from += step;
-            to += step;
-            len -= step;
-            lane.touch();
-            tokio::task::coop::consume_budget().await;
+        let Some(armed) = self.slots.arm(&part.fence).await else { return lane.give_up(part, false).await };
+        let place = armed.place();
+        if let Some(sending) = lane.sent().get_mut(&part.id) {
+            sending.in_hand = InHand::Armed(armed);
         }
+        for spans in part.spans.chunks(MAX_FRAME_SPANS) {
+            put_copy(&mut head, &part.target(), part.local_segment, place, spans);
+        }
+        put_commit(&mut head, &part.trailer());
+        lane.stream.write_all(&head).await?;
+        lane.touch();
+        lane.host.metrics.of(TransportKind::Shm).bytes_out.increment(batch::total(&part.spans));
+        Ok(Carried::Sent)
     }
-    lane.host.metrics.of(TransportKind::Shm).bytes_in.increment(part.bytes);
-    put_check(&mut head, &part.target(), &part.spans);
-    lane.stream.write_all(&head).await?;
-    Ok(Carried::Sent)
+
+    /// Reads a part: copies it out of the owner's memory, and asks the owner whether the lease has
+    /// lived through that.
+    async fn read_part(&self, lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::Result<Carried> {
+        let view = self.view(lane, part.segment).await?;
+        for span in &part.spans {
+            if span.remote_offset.checked_add(span.len).is_none_or(|end| end > view.len() as u64) {
+                return lane.refuse(part, too_short(part.segment));
+            }
+            let mut from = span.remote_offset as usize;
+            let mut to = span.local_offset as usize;
+            let mut len = span.len as usize;
+            while len > 0 {
+                let step = len.min(COPY_STEP);
+                let Some(_pass) = part.fence.enter() else { return Ok(Carried::Over) };
+                copy_in(&view, from, &part.local, to, step);
+                from += step;
+                to += step;
+                len -= step;
+                lane.touch();
+                tokio::task::coop::consume_budget().await;
+            }
+        }
+        lane.host.metrics.of(TransportKind::Shm).bytes_in.increment(part.bytes);
+        put_check(&mut head, &part.target(), &part.spans);
+        lane.stream.write_all(&head).await?;
+        Ok(Carried::Sent)
+    }
 }
 
-/// Passes the page of slots: the first frame of the lane.
-pub(crate) async fn send_slots(lane: &LaneTask, source: &Source) -> io::Result<()> {
-    let mut frame = Vec::new();
-    Frame::Slots { bytes: source.slots.bytes() }.encode(&mut frame);
-    let file = source.slots.take_file();
-    lane.stream.write_with_file(&frame, file.as_ref().map(AsFd::as_fd)).await
-}
-
-/// Sends what the owner needs to fetch a part, with its trailer.
-pub(crate) async fn send_part(lane: &LaneTask, source: &Source, part: &Part, mut head: Vec<u8>) -> io::Result<Carried> {
-    let Some(file) = part.local.shared_file() else {
-        return Err(io::Error::new(io::ErrorKind::Unsupported, "the local memory was not allocated to be shared"));
-    };
-    if !part.spans.is_empty() && source.announce(part.local_segment) {
-        lane.stream.write_all(&std::mem::take(&mut head)).await?;
+impl Carrier for ShmCarrier {
+    /// Passes the page of slots: the first frame of the lane.
+    async fn begin(&self, lane: &LaneTask) -> io::Result<()> {
         let mut frame = Vec::new();
-        Frame::Source { source: part.local_segment, bytes: part.local.len() as u64 }.encode(&mut frame);
-        lane.stream.write_with_file(&frame, Some(file)).await?;
+        Frame::Slots { bytes: self.slots.bytes() }.encode(&mut frame);
+        let file = self.slots.take_file();
+        lane.stream.write_with_file(&frame, file.as_ref().map(AsFd::as_fd)).await
     }
-    let Some(armed) = source.slots.arm(&part.fence).await else { return lane.give_up(part, false).await };
-    let place = armed.place();
-    if let Some(sending) = lane.sent().get_mut(&part.id) {
-        sending.in_hand = InHand::Armed(armed);
+
+    async fn carry(&self, lane: &LaneTask, part: &Part, head: Vec<u8>) -> io::Result<Carried> {
+        match part.op {
+            Op::Write => self.send_part(lane, part, head).await,
+            Op::Read => self.read_part(lane, part, head).await,
+        }
     }
-    for spans in part.spans.chunks(MAX_FRAME_SPANS) {
-        put_copy(&mut head, &part.target(), part.local_segment, place, spans);
+
+    fn on_reply(&self, lane: &LaneTask, reply: Reply) -> Result<(), String> {
+        match reply {
+            Reply::Mapped { segment, bytes, .. } => self.on_mapped(&lane.stream, segment, bytes),
+            other => Err(format!("{other:?} has no place on a connection over {}", lane.kind())),
+        }
     }
-    put_commit(&mut head, &part.trailer());
-    lane.stream.write_all(&head).await?;
-    lane.touch();
-    lane.host.metrics.of(TransportKind::Shm).bytes_out.increment(batch::total(&part.spans));
-    Ok(Carried::Sent)
 }
