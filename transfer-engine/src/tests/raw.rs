@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use super::harness::{TestNode, span};
 use crate::TransportKind;
 use crate::grant::Writer;
-use crate::transport::net::stream::Stream;
+use crate::transport::net::wire::stream::Stream;
 use crate::transport::net::wire::{
     Commit, Hello, PREFIX_BYTES, PROTOCOL_VERSION, PartId, Prefix, Reply, Target, put_commit, put_data, put_fence,
 };

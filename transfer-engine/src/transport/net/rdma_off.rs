@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use baton_memory::MemoryRegion;
 
-use super::carrier::Carrier;
-use super::lane::LaneTask;
-use super::part::{Carried, Part};
-use super::receive::Receiver;
-use super::stream::Stream;
+use super::owner::receiver::Receiver;
+use super::wire::stream::Stream;
+use super::writer::carrier::Carrier;
+use super::writer::lane::LaneTask;
+use super::writer::part::{Carried, Part};
 use crate::SegmentId;
 
 pub(crate) enum Devices {}
@@ -77,6 +77,6 @@ impl Landing {
 
 impl Receiver<'_> {
     pub(crate) async fn serve_rdma(&mut self, _: &mut Option<Landing>) -> io::Result<()> {
-        Err(super::receive::invalid("rdma is not built into this binary"))
+        Err(super::owner::receiver::invalid("rdma is not built into this binary"))
     }
 }

@@ -3,12 +3,12 @@
 use std::io;
 use std::sync::Arc;
 
-use super::carrier::Carrier;
-use super::incoming::Incoming;
-use super::lane::LaneTask;
-use super::part::{Carried, InHand, Part, Sending};
-use super::payload::{Cursor, Outgoing};
+use super::wire::incoming::Incoming;
+use super::wire::payload::{Cursor, Outgoing};
 use super::wire::{MAX_FRAME_SPANS, PartId, put_commit, put_data, put_read};
+use super::writer::carrier::Carrier;
+use super::writer::lane::LaneTask;
+use super::writer::part::{Carried, InHand, Part, Sending};
 use crate::batch::Op;
 use crate::fence_guard::Pass;
 use crate::{TransportKind, batch};

@@ -15,7 +15,7 @@ use super::link::{End, Link, OWNER_DEPTH};
 use super::{Devices, PROBE, failed};
 use crate::error::{Refusal, RefusalReason};
 use crate::grant::{Access, Arrival};
-use crate::transport::net::receive::{Receiver, invalid};
+use crate::transport::net::owner::receiver::{Receiver, invalid};
 use crate::transport::net::wire::{Commit, Expect, Frame, MAX_OPENED_RANGES, RdmaEndpoint, Reply, Target};
 use crate::{SegmentId, TransportKind};
 

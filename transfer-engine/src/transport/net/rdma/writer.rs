@@ -21,12 +21,12 @@ use crate::batch::Op;
 use crate::error::{Refusal, RefusalReason};
 use crate::fence_guard::{FenceGuard, OwnedPass};
 use crate::grant::covers;
-use crate::transport::net::carrier::{Carrier, FollowUp};
-use crate::transport::net::lane::LaneTask;
-use crate::transport::net::part::{Carried, LaneEnd, Part, too_short};
-use crate::transport::net::route::read_reply;
-use crate::transport::net::stream::Stream;
+use crate::transport::net::wire::stream::Stream;
 use crate::transport::net::wire::{Expect, Frame, PartId, Reply};
+use crate::transport::net::writer::carrier::{Carrier, FollowUp};
+use crate::transport::net::writer::lane::LaneTask;
+use crate::transport::net::writer::part::{Carried, LaneEnd, Part, too_short};
+use crate::transport::net::writer::route::read_reply;
 use crate::{SegmentId, SpanPair, TransportKind};
 
 /// Work requests posted with one call; the last of them is signalled.

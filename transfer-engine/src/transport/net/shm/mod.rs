@@ -35,13 +35,13 @@ pub(crate) use views::{ViewCache, Views, copy_in};
 
 use slots::Slots;
 
-use super::carrier::Carrier;
-use super::lane::LaneTask;
-use super::part::{Carried, InHand, Part, too_short};
-use super::stream::Stream;
-use super::wire::{Frame, MAX_FRAME_SPANS, Reply, put_check, put_commit, put_copy};
 use crate::batch::Op;
 use crate::engine::MAX_SEGMENTS;
+use crate::transport::net::wire::stream::Stream;
+use crate::transport::net::wire::{Frame, MAX_FRAME_SPANS, Reply, put_check, put_commit, put_copy};
+use crate::transport::net::writer::carrier::Carrier;
+use crate::transport::net::writer::lane::LaneTask;
+use crate::transport::net::writer::part::{Carried, InHand, Part, too_short};
 use crate::{SegmentId, TransportKind, batch};
 
 /// Bytes copied without looking at the grant and letting others run: about 30 microseconds.

@@ -13,7 +13,10 @@
 mod endpoint;
 mod frame;
 mod hello;
+pub(crate) mod incoming;
+pub(crate) mod payload;
 mod reply;
+pub(crate) mod stream;
 #[cfg(test)]
 mod tests;
 

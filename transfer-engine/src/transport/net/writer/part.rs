@@ -9,14 +9,14 @@ use baton_types::GrantId;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::lane::Lane;
-use super::payload::Cursor;
 use super::route::Route;
-use super::shm::Armed;
-use super::wire::{Commit, PartId, Target};
 use crate::batch::Op;
 use crate::error::{Refusal, RefusalReason};
 use crate::fence_guard::FenceGuard;
 use crate::path::InFlight;
+use crate::transport::net::shm::Armed;
+use crate::transport::net::wire::payload::Cursor;
+use crate::transport::net::wire::{Commit, PartId, Target};
 use crate::{SegmentId, SpanPair, TransportKind};
 
 /// A part of a batch.

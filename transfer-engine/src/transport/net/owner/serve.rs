@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use tokio::time::timeout;
 
-use super::payload::{Cursor, Outgoing};
-use super::receive::{Receiver, ended_in_transfer};
-use super::wire::{PartId, Read, Reply, put_payload};
+use super::receiver::{Receiver, ended_in_transfer};
 use crate::error::Refusal;
 use crate::grant::{Grant, RemoteSpan};
+use crate::transport::net::wire::payload::{Cursor, Outgoing};
+use crate::transport::net::wire::{PartId, Read, Reply, put_payload};
 use crate::{SegmentId, SpanPair, batch};
 
 impl Receiver<'_> {

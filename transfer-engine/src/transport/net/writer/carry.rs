@@ -7,11 +7,11 @@ use tokio::sync::mpsc;
 
 use super::part::{InHand, LaneEnd, Loss, Outcome, Part, Sending};
 use super::peer::{Peer, Wanted};
-use super::wire::{MAX_FRAME_SPANS, PartId};
 use crate::batch::Op;
 use crate::grant::MAX_PARTS;
 use crate::path::InFlight;
 use crate::transport::Job;
+use crate::transport::net::wire::{MAX_FRAME_SPANS, PartId};
 use crate::{TransferError, TransportKind, batch};
 
 /// Lanes tried for one part that has not begun: one may end just when it is chosen, but not for

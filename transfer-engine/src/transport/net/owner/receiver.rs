@@ -11,17 +11,17 @@ use tokio::sync::mpsc::Permit;
 use tokio::time::{timeout, timeout_at};
 
 use super::connections::{Connections, Registered};
-use super::incoming::{DROPPED_AT_ONCE, Incoming};
-use super::payload::Cursor;
-use super::rdma::Landing;
-use super::shm::{COPY_STEP, Views, copy_in};
-use super::stream::Stream;
-use super::wire::{Commit, Copy, Data, Frame, PartId, Reply, Target};
 use crate::TransportKind;
 use crate::engine::Host;
 use crate::error::{Refusal, RefusalReason};
 use crate::grant::{Admission, Arrival, BatchKey, Grant, RemoteSpan, Trailer};
 use crate::metrics::KindMetrics;
+use crate::transport::net::rdma::Landing;
+use crate::transport::net::shm::{COPY_STEP, Views, copy_in};
+use crate::transport::net::wire::incoming::{DROPPED_AT_ONCE, Incoming};
+use crate::transport::net::wire::payload::Cursor;
+use crate::transport::net::wire::stream::Stream;
+use crate::transport::net::wire::{Commit, Copy, Data, Frame, PartId, Reply, Target};
 
 /// How often the writer of a long payload hears that it arrives.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);

@@ -11,9 +11,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::shm::ViewCache;
-use super::wire::Rejection;
 use crate::grant::Writer;
+use crate::transport::net::shm::ViewCache;
+use crate::transport::net::wire::Rejection;
 
 /// Longest wait for a writer to say that nothing is under way under a grant any more.
 const CONFIRMATION: Duration = Duration::from_millis(500);

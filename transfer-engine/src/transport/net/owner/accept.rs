@@ -12,13 +12,13 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::connections::{Connections, Registered};
-use super::receive::Receiver;
-use super::shm::{Listener, check_user};
-use super::stream::Stream;
-use super::wire::{Hello, MAGIC, PROTOCOL_VERSION, Rejection, Reply};
+use super::receiver::Receiver;
 use crate::TransportKind;
 use crate::engine::Host;
 use crate::metrics::GaugeGuard;
+use crate::transport::net::shm::{Listener, check_user};
+use crate::transport::net::wire::stream::Stream;
+use crate::transport::net::wire::{Hello, MAGIC, PROTOCOL_VERSION, Rejection, Reply};
 
 /// Wait after an error of accept(2), which is mostly that of having no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

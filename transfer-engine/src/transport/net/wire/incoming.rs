@@ -9,7 +9,7 @@ use tokio::time::{timeout, timeout_at};
 
 use super::payload::{Cursor, put, try_receive};
 use super::stream::Stream;
-use super::wire::{PREFIX_BYTES, Prefix};
+use super::{PREFIX_BYTES, Prefix};
 
 /// Bytes received in the same call as what is wanted: mostly the head of the next frame. A little
 /// of a payload that comes along is copied from here.
@@ -181,7 +181,7 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::super::payload::Outgoing;
-    use super::super::wire::{PartId, Reply, put_payload};
+    use super::super::{PartId, Reply, put_payload};
     use super::*;
 
     async fn pair() -> (Stream, Stream) {

@@ -11,12 +11,12 @@ use tokio::time::timeout_at;
 use super::carrier::AnyCarrier;
 use super::lane::Connected;
 use super::peer::Peer;
-use super::rdma::{self, RdmaAddress};
-use super::shm::{ShmAddress, ShmCarrier};
-use super::stream::Stream;
-use super::tcp::TcpCarrier;
-use super::wire::{Hello, PROTOCOL_VERSION, Rejection, Reply};
 use crate::grant::Writer;
+use crate::transport::net::rdma::{self, RdmaAddress};
+use crate::transport::net::shm::{ShmAddress, ShmCarrier};
+use crate::transport::net::tcp::TcpCarrier;
+use crate::transport::net::wire::stream::Stream;
+use crate::transport::net::wire::{Hello, PROTOCOL_VERSION, Rejection, Reply};
 use crate::{TransferError, TransportKind};
 
 /// Pause after a first failed attempt; it doubles with each further one.

@@ -12,7 +12,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::Interest;
 use tokio::net::{TcpStream, UnixStream};
 
-use super::wire::{PREFIX_BYTES, Prefix};
+use super::{PREFIX_BYTES, Prefix};
 
 /// A silent connection is probed after this long, and then as often.
 const KEEPALIVE: Duration = Duration::from_secs(15);

@@ -6,10 +6,10 @@ use baton_types::GrantId;
 use futures::future::BoxFuture;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
-use super::incoming::Incoming;
 use super::lane::LaneTask;
 use super::part::{Carried, LaneEnd, Part, Sending};
-use super::wire::{PartId, Reply};
+use crate::transport::net::wire::incoming::Incoming;
+use crate::transport::net::wire::{PartId, Reply};
 
 /// What carries the payload of a lane. Its methods run beside each other in the lane's one task.
 pub(crate) trait Carrier: Send + Sync + 'static {

@@ -11,12 +11,12 @@ use tokio::time::timeout;
 
 use super::lane::{Connected, Lane};
 use super::part::LaneEnd;
-use super::rdma::RdmaAddress;
 use super::route::{Attempts, Busy, Failure, Route, Way};
-use super::shm::ShmAddress;
 use crate::engine::Host;
 use crate::grant::Writer;
 use crate::path::{PathReport, PathStats};
+use crate::transport::net::rdma::RdmaAddress;
+use crate::transport::net::shm::ShmAddress;
 use crate::{TransferError, TransportAddress, TransportKind};
 
 /// How long a part waits for one more lane, if there is one.

@@ -10,17 +10,17 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::carrier::{AnyCarrier, Carrier, FollowUp};
-use super::incoming::{DROPPED_AT_ONCE, Incoming};
 use super::part::{Carried, LaneEnd, LaneLoad, Loss, Outcome, Part, Sending};
 use super::peer::Peer;
 use super::route::Route;
-use super::stream::Stream;
-use super::wire::{Frame, PartId, Reply, put_check, put_fence};
 use crate::TransportKind;
 use crate::engine::Host;
 use crate::error::Refusal;
 use crate::grant::Writer;
 use crate::metrics::GaugeGuard;
+use crate::transport::net::wire::incoming::{DROPPED_AT_ONCE, Incoming};
+use crate::transport::net::wire::stream::Stream;
+use crate::transport::net::wire::{Frame, PartId, Reply, put_check, put_fence};
 
 /// Parts that wait for a lane; who wants to add one waits in front of it.
 const QUEUED_PARTS: usize = 128;
