@@ -128,7 +128,7 @@ impl Acceptor {
         else {
             return Ok(());
         };
-        let mut receiver = Receiver::new(&self.host, (&stream, kind), &self.connections, &registered);
+        let mut receiver = Receiver::new(&self.host, &stream, kind, &self.connections, &registered);
         // Dropping the receiver ends all landing: it holds a pass only within a call that does not
         // wait. `registered` is dropped after it, and tells so.
         let mut landing = None;

@@ -3,4 +3,3 @@
 pub(crate) mod accept;
 pub(crate) mod connections;
 pub(crate) mod receiver;
-mod serve;

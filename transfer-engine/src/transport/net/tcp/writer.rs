@@ -1,16 +1,16 @@
-//! Payload over the connection itself.
+//! The writer's end of a TCP lane.
 
 use std::io;
 use std::sync::Arc;
 
-use super::wire::incoming::Incoming;
-use super::wire::payload::{Cursor, Outgoing};
-use super::wire::{MAX_FRAME_SPANS, PartId, put_commit, put_data, put_read};
-use super::writer::carrier::Carrier;
-use super::writer::lane::LaneTask;
-use super::writer::part::{Carried, InHand, Part, Sending};
 use crate::batch::Op;
 use crate::fence_guard::Pass;
+use crate::transport::net::wire::incoming::Incoming;
+use crate::transport::net::wire::payload::{Cursor, Outgoing};
+use crate::transport::net::wire::{MAX_FRAME_SPANS, PartId, put_commit, put_data, put_read};
+use crate::transport::net::writer::carrier::Carrier;
+use crate::transport::net::writer::lane::LaneTask;
+use crate::transport::net::writer::part::{Carried, InHand, Part, Sending};
 use crate::{TransportKind, batch};
 
 /// The connection itself carries the payload.
