@@ -23,7 +23,7 @@ pub use ask::{Answer, Ask};
 pub use cluster::{Builder, Cluster, HttpAnswer};
 pub use etcd::{Certificates, Etcd};
 pub use process::{Process, bench, bench_output, bench_report, binary, metric, signal};
-pub use proxy::{Conduct, PROXIED_HOST, Proxy};
+pub use proxy::{PROXIED_HOST, Proxy};
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! A proxy in front of a node's port: it delays what goes through, or changes it.
+//! A proxy in front of a node's port: it delays what goes through.
 //!
 //! A node that is told `--advertise-host 127.0.0.2` listens on 127.0.0.1, and is looked for where a
 //! proxy can stand, at the same port.
@@ -14,21 +14,12 @@ use tokio::task::AbortHandle;
 
 /// Where nodes are looked for.
 pub const PROXIED_HOST: &str = "127.0.0.2";
-/// Read at once. What has at least half as much is KV, and not a message.
+/// Bytes read at once.
 const CHUNK: usize = 8 << 10;
-
-/// What a proxy does to what goes through.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Conduct {
-    /// Each chunk waits for so long.
-    pub delay: Duration,
-    /// In so many of the next chunks of KV one bit is turned.
-    pub flips: u32,
-}
 
 /// Stands before one port; ends when dropped.
 pub struct Proxy {
-    conduct: watch::Sender<Conduct>,
+    delay: watch::Sender<Duration>,
     task: AbortHandle,
 }
 
@@ -37,8 +28,8 @@ impl Proxy {
     #[allow(clippy::disallowed_methods)] // a test's helper, which ends with the proxy
     pub async fn before(port: u16) -> anyhow::Result<Self> {
         let listener = TcpListener::bind((PROXIED_HOST, port)).await?;
-        let conduct = watch::Sender::new(Conduct::default());
-        let shared = conduct.clone();
+        let delay = watch::Sender::new(Duration::ZERO);
+        let shared = delay.subscribe();
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let Ok(node) = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], port))).await else { continue };
@@ -49,17 +40,12 @@ impl Proxy {
                 tokio::spawn(forward(node_reads, client_writes, shared.clone()));
             }
         });
-        Ok(Self { conduct, task: task.abort_handle() })
+        Ok(Self { delay, task: task.abort_handle() })
     }
 
-    /// From now on.
-    pub fn set(&self, conduct: Conduct) {
-        self.conduct.send_replace(conduct);
-    }
-
-    /// Flips that are still to come.
-    pub fn flips_left(&self) -> u32 {
-        self.conduct.borrow().flips
+    /// Each chunk waits for so long, from now on.
+    pub fn set_delay(&self, delay: Duration) {
+        self.delay.send_replace(delay);
     }
 }
 
@@ -69,20 +55,12 @@ impl Drop for Proxy {
     }
 }
 
-async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, conduct: watch::Sender<Conduct>) {
+async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, delay: watch::Receiver<Duration>) {
     let mut chunk = vec![0; CHUNK];
     while let Ok(read @ 1..) = from.read(&mut chunk).await {
-        let delay = conduct.borrow().delay;
+        let delay = *delay.borrow();
         if !delay.is_zero() {
             tokio::time::sleep(delay).await;
-        }
-        let flips = |conduct: &mut Conduct| {
-            let flips = conduct.flips > 0 && read >= CHUNK / 2;
-            conduct.flips -= u32::from(flips);
-            flips
-        };
-        if conduct.send_if_modified(flips) {
-            chunk[read / 2] ^= 1;
         }
         if to.write_all(&chunk[..read]).await.is_err() {
             return;

@@ -8,7 +8,7 @@ use baton_proto::v1;
 use baton_scheduler::{
     DecodeConfig, DecodeCore, DecodeEffect, KvEventBatch, PushId, RequestKey, StepId, StepPlan, StepSlice,
 };
-use baton_transfer_engine::{Arrival, ArrivalReceiver, GrantSpec, Priority};
+use baton_transfer_engine::{Arrival, ArrivalReceiver, GrantSpec};
 use baton_types::{
     DecodeEvent, ErrorKind, Generation, GrantId, GrantReply, LeaseRequest, Load, NodeId, PrefillEvent, Refused,
 };
@@ -198,9 +198,7 @@ impl DecodeRole {
                 let reader = info.node.clone();
                 let reader_generation = info.generation;
                 let lease = LeaseRequest { key, reader, reader_generation, block_hashes };
-                let parts = &mut self.parts;
-                let urgent = Priority::Urgent;
-                let fetching = start_fetch(parts, &self.peers, source, lease, destinations, urgent);
+                let fetching = start_fetch(&mut self.parts, &self.peers, source, lease, destinations);
                 self.fetches.insert(key, fetching);
             }
             DecodeEffect::CancelFetch { key } => {

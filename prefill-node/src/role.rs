@@ -10,7 +10,7 @@ use baton_scheduler::{
     FetchedBytes, KvEventBatch, LeaseEffect, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan,
     RequestKey, StepId, StepPlan,
 };
-use baton_transfer_engine::{BatchOptions, Priority, SpanPair, TransferError, TransportChoice};
+use baton_transfer_engine::{BatchOptions, SpanPair, TransferError, TransportChoice};
 use baton_types::{DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handoff, Load, NodeInfo, Refused};
 use baton_worker::config::Settings;
 use baton_worker::{
@@ -194,10 +194,9 @@ impl PrefillRole {
                     cancel.cancel();
                 }
             }
-            PrefillEffect::Fetch { source, lease, destinations, is_replication } => {
+            PrefillEffect::Fetch { source, lease, destinations, .. } => {
                 let key = lease.key;
-                let priority = if is_replication { Priority::Bulk } else { Priority::Urgent };
-                let fetching = start_fetch(&mut self.parts, &self.peers, source, lease, destinations, priority);
+                let fetching = start_fetch(&mut self.parts, &self.peers, source, lease, destinations);
                 self.fetches.insert(key, fetching);
             }
             PrefillEffect::CancelFetch { key } => {

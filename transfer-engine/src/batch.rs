@@ -28,17 +28,6 @@ impl SpanPair {
     }
 }
 
-/// What goes first if two batches want the same path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Priority {
-    /// A running request waits for its KV.
-    #[default]
-    Urgent,
-    /// No request waits: replication of hot prefixes. It delays an urgent batch by at most one part
-    /// of [`TransferConfig::stripe_bytes`](crate::TransferConfig).
-    Bulk,
-}
-
 /// How a batch is carried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchOptions {
@@ -46,24 +35,17 @@ pub struct BatchOptions {
     pub deadline: Instant,
     /// Travels with the batch to [`Arrival::Batch`](crate::Arrival::Batch).
     pub tag: u64,
-    /// What it may delay.
-    pub priority: Priority,
 }
 
 impl BatchOptions {
-    /// An urgent batch with tag 0.
+    /// A batch with tag 0.
     pub fn new(deadline: Instant) -> Self {
-        Self { deadline, tag: 0, priority: Priority::Urgent }
+        Self { deadline, tag: 0 }
     }
 
     /// With a tag.
     pub fn tag(self, tag: u64) -> Self {
         Self { tag, ..self }
-    }
-
-    /// With a priority.
-    pub fn priority(self, priority: Priority) -> Self {
-        Self { priority, ..self }
     }
 }
 

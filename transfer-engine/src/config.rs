@@ -31,9 +31,6 @@ pub struct TransferConfig {
     pub rdma_devices: Option<String>,
     /// Index into each device's GID table; `None`: RoCEv2 over IPv4 if there is one.
     pub rdma_gid_index: Option<u32>,
-    /// Sends the CRC-32C of each span along (tcp), which the owner checks. It costs a pass over the
-    /// bytes on both sides.
-    pub checksums: bool,
     /// Most connections to one peer, of each kind.
     pub lanes_per_peer: usize,
     /// Most bytes on their way to one peer: handed to a connection and not yet acknowledged.
@@ -78,7 +75,6 @@ impl TransferConfig {
             shm_folder: None,
             rdma_devices: None,
             rdma_gid_index: None,
-            checksums: false,
             lanes_per_peer: 4,
             max_bytes_in_flight_per_peer: 64 << 20,
             stripe_bytes: 2 << 20,

@@ -17,13 +17,12 @@ use crate::fence_guard::FenceGuard;
 use crate::grant::{Access, GrantTable, Writer};
 use crate::metrics::Metrics;
 use crate::path::PathReport;
-use crate::priority::{Priorities, Urgent};
 use crate::transport::net::NetTransport;
 use crate::transport::net::rdma::Devices;
 use crate::transport::{Job, Transport, fake};
 use crate::{
-    ArrivalReceiver, Batch, BatchOptions, BatchReport, FakeNetwork, GrantSpec, Priority, SegmentDescriptor, SegmentId,
-    SpanPair, TransferConfig, TransferError, TransportKind,
+    ArrivalReceiver, Batch, BatchOptions, BatchReport, FakeNetwork, GrantSpec, SegmentDescriptor, SegmentId, SpanPair,
+    TransferConfig, TransferError, TransportKind,
 };
 
 /// Most segments of one engine: a node has a few arenas.
@@ -34,7 +33,6 @@ pub(crate) struct Host {
     pub(crate) config: TransferConfig,
     pub(crate) grants: Arc<GrantTable>,
     pub(crate) metrics: Metrics,
-    pub(crate) priorities: Arc<Priorities>,
     /// Set if this host has RDMA devices that may be used.
     pub(crate) rdma: OnceLock<Arc<Devices>>,
     pub(crate) tasks: TaskSet,
@@ -52,7 +50,6 @@ impl Host {
             config,
             grants: Arc::new(grants),
             metrics,
-            priorities: Arc::default(),
             rdma: OnceLock::new(),
             tasks: tasks.clone(),
             closed: tasks.token().child_token(),
@@ -212,11 +209,7 @@ impl TransferEngine {
         options: BatchOptions,
     ) -> Batch {
         match self.job(op, local, remote, grant, spans, options) {
-            Ok((job, slot)) => {
-                // Before the call returns, so that nothing else slips in.
-                let urgent = (options.priority == Priority::Urgent).then(|| self.0.host.priorities.urgent());
-                self.start(job, (slot, urgent), options.deadline)
-            }
+            Ok((job, slot)) => self.start(job, slot, options.deadline),
             Err(error) => {
                 self.0.host.metrics.on_batch(Duration::ZERO, Err(&error));
                 Batch::failed(error)
@@ -248,7 +241,6 @@ impl TransferEngine {
             grant,
             batch: self.0.next_batch.fetch_add(1, Relaxed),
             tag: options.tag,
-            priority: options.priority,
             local: region,
             local_segment: local,
             spans,
@@ -257,7 +249,7 @@ impl TransferEngine {
         Ok((job, slot))
     }
 
-    fn start(&self, job: Job, held: (Slot, Option<Urgent>), deadline: Instant) -> Batch {
+    fn start(&self, job: Job, slot: Slot, deadline: Instant) -> Batch {
         let (sender, receiver) = oneshot::channel();
         let batch = Batch::new(receiver, Arc::clone(&job.fence));
         let host = Arc::clone(&self.0.host);
@@ -268,7 +260,7 @@ impl TransferEngine {
         self.0.host.tasks.spawn_request("transfer batch", async move {
             let result = carry(&host, transport, job, deadline).await;
             let completed = baton_runtime::now();
-            drop(held);
+            drop(slot);
             host.metrics.on_batch(completed - started, result.as_ref().copied());
             // The caller may have dropped the batch.
             let _ = sender.send(result.map(|transport| BatchReport { bytes, spans, transport, started, completed }));

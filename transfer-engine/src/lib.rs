@@ -39,13 +39,12 @@ mod fence_guard;
 mod grant;
 mod metrics;
 mod path;
-mod priority;
 mod segment;
 #[cfg(test)]
 mod tests;
 mod transport;
 
-pub use batch::{Batch, BatchOptions, BatchReport, CancelHandle, Priority, SpanPair};
+pub use batch::{Batch, BatchOptions, BatchReport, CancelHandle, SpanPair};
 pub use config::TransferConfig;
 pub use engine::TransferEngine;
 pub use error::{RefusalReason, TransferError};

@@ -18,7 +18,6 @@ pub(crate) const PEER_BANDWIDTH: &str = "baton_transfer_peer_bandwidth_bytes_per
 pub(crate) const RETRIES: &str = "baton_transfer_retries_total";
 pub(crate) const FAILOVERS: &str = "baton_transfer_failovers_total";
 const REFUSALS: &str = "baton_transfer_refusals_total";
-const CHECKSUM_ERRORS: &str = "baton_transfer_checksum_errors_total";
 const CONNECTS: &str = "baton_transfer_connects_total";
 const CONNECTIONS: &str = "baton_transfer_connections";
 const GRANTS: &str = "baton_transfer_grants";
@@ -53,12 +52,6 @@ pub const METRICS: &[MetricDoc] = &[
         kind: MetricKind::Counter,
         labels: &["transport"],
         help: "Parts of batches that this node refused.",
-    },
-    MetricDoc {
-        name: CHECKSUM_ERRORS,
-        kind: MetricKind::Counter,
-        labels: &["transport"],
-        help: "Frames received with other bytes than were sent. They are sent again.",
     },
     MetricDoc {
         name: CONNECTS,
@@ -130,7 +123,6 @@ pub(crate) struct KindMetrics {
     complete: Counter,
     batch_seconds: Histogram,
     pub(crate) refusals: Counter,
-    pub(crate) checksum_errors: Counter,
     pub(crate) connects_ok: Counter,
     pub(crate) connects_failed: Counter,
     pub(crate) connections_out: Gauge,
@@ -146,7 +138,6 @@ impl KindMetrics {
             complete: counter!(BATCHES, "transport" => transport, "outcome" => "complete"),
             batch_seconds: histogram!(BATCH_SECONDS, "transport" => transport),
             refusals: counter!(REFUSALS, "transport" => transport),
-            checksum_errors: counter!(CHECKSUM_ERRORS, "transport" => transport),
             connects_ok: counter!(CONNECTS, "transport" => transport, "outcome" => "ok"),
             connects_failed: counter!(CONNECTS, "transport" => transport, "outcome" => "failed"),
             connections_out: gauge!(CONNECTIONS, "transport" => transport, "direction" => "out"),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use baton_cluster_tests::{Certificates, Conduct, Etcd, PROXIED_HOST, Process, Proxy};
+use baton_cluster_tests::{Certificates, Etcd, PROXIED_HOST, Process, Proxy};
 use etcd_client::{Client, ConnectOptions, Permission, PermissionType, TlsOptions};
 use tonic::transport::{Certificate, Identity};
 
@@ -192,7 +192,7 @@ async fn etcd_compaction_restarts_the_watch_for_the_leader() -> anyhow::Result<(
     leads(&leader).await?;
     let port: u16 = etcd.address().rsplit(':').next().context("a port")?.parse()?;
     let proxy = Proxy::before(port).await?;
-    proxy.set(Conduct { delay: Duration::from_millis(100), ..Conduct::default() });
+    proxy.set_delay(Duration::from_millis(100));
     let stop = Arc::new(AtomicBool::new(false));
     let mut client = client(etcd.address(), None).await?;
     let compacting = tokio::spawn({
@@ -218,7 +218,7 @@ async fn etcd_compaction_restarts_the_watch_for_the_leader() -> anyhow::Result<(
     stop.store(true, Ordering::Relaxed);
     compacting.await??;
     // In peace again, a watch tells of what comes: no conductor waits for a lease.
-    proxy.set(Conduct::default());
+    proxy.set_delay(Duration::ZERO);
     let next = conductor(folder.path(), "next", etcd.address(), &[]).await?;
     says(&next, &["who leads", "Other"]).await?;
     follower.stop().await?;

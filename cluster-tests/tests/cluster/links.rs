@@ -1,9 +1,9 @@
-//! Links between nodes that are slow, or change what they carry.
+//! Links between nodes that are slow.
 
 use std::time::Duration;
 
 use anyhow::Context;
-use baton_cluster_tests::{Answer, Ask, Cluster, Conduct, PROXIED_HOST, Process, Proxy};
+use baton_cluster_tests::{Answer, Ask, Cluster, PROXIED_HOST, Process, Proxy};
 use futures::future::try_join_all;
 
 const DELAY: Duration = Duration::from_millis(30);
@@ -23,9 +23,7 @@ fn port(address: &str) -> anyhow::Result<u16> {
 
 async fn proxied() -> anyhow::Result<Proxied> {
     let builder = Cluster::mock().decode(0).conductor_flags(&["--partial-prefill", "false"]);
-    let config = tempfile::NamedTempFile::new()?;
-    std::fs::write(&config, "transfer_checksums = true\n")?;
-    let builder = builder.node_flags(&["--transport", "tcp", "--config", &config.path().display().to_string()]);
+    let builder = builder.node_flags(&["--transport", "tcp"]);
     let cluster = builder.clone().start().await?;
     let conductor = format!("http://{}", cluster.conductor.ready.grpc);
     let builder = builder.node_flags(&["--advertise-host", PROXIED_HOST]);
@@ -59,28 +57,13 @@ async fn slow_links_between_nodes_change_no_token() -> anyhow::Result<()> {
     let Proxied { cluster, node, grpc, transfer } = proxied().await?;
     let quiet = ask(&cluster, &asks()).await?;
     forget(&cluster).await?;
-    let late = Conduct { delay: DELAY, ..Conduct::default() };
-    grpc.set(late);
-    transfer.set(late);
+    grpc.set_delay(DELAY);
+    transfer.set_delay(DELAY);
     let answers = ask(&cluster, &asks()).await?;
     assert_eq!(tokens(&answers), tokens(&quiet));
     // The first token comes from the prefill node, and the second is behind KV, handoff and its own
     // way.
     assert!(answers.iter().all(|answer| answer.gaps[0] > DELAY), "{:?}", answers[0].gaps);
-    cluster.wait_idle(Duration::from_secs(5)).await?;
-    node.stop().await?;
-    cluster.stop().await
-}
-
-#[tokio::test]
-async fn kv_corrupted_in_transfer_is_not_used() -> anyhow::Result<()> {
-    let Proxied { cluster, node, transfer, grpc: _grpc } = proxied().await?;
-    let quiet = ask(&cluster, &asks()).await?;
-    forget(&cluster).await?;
-    transfer.set(Conduct { flips: 3, ..Conduct::default() });
-    let answers = ask(&cluster, &asks()).await?;
-    assert_eq!(transfer.flips_left(), 0, "three chunks were changed");
-    assert_eq!(tokens(&answers), tokens(&quiet));
     cluster.wait_idle(Duration::from_secs(5)).await?;
     node.stop().await?;
     cluster.stop().await

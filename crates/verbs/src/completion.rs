@@ -40,8 +40,6 @@ pub enum CompletionStatus {
     /// The local device could not carry it out. Soft-RoCE says so of a dead link and of wrong local
     /// keys, too.
     LocalOperation,
-    /// A memory window could not be bound.
-    WindowBind,
     /// Any other, by its number in `enum ibv_wc_status`.
     Other(u32),
 }
@@ -58,7 +56,6 @@ impl CompletionStatus {
             status::IBV_WC_REM_OP_ERR => Self::RemoteOperation,
             status::IBV_WC_LOC_PROT_ERR | status::IBV_WC_LOC_ACCESS_ERR => Self::LocalProtection,
             status::IBV_WC_LOC_QP_OP_ERR => Self::LocalOperation,
-            status::IBV_WC_MW_BIND_ERR => Self::WindowBind,
             other => Self::Other(other),
         }
     }
@@ -81,7 +78,6 @@ impl fmt::Display for CompletionStatus {
             Self::RemoteOperation => "the peer's device could not carry it out",
             Self::LocalProtection => "the local key or range is wrong",
             Self::LocalOperation => "the local device could not carry it out",
-            Self::WindowBind => "the memory window could not be bound",
             Self::Other(code) => return write!(f, "work completion status {code}"),
         })
     }
@@ -96,10 +92,6 @@ pub enum Opcode {
     Read,
     /// A peer's write with immediate took a receive.
     ReceiveImmediate,
-    /// A memory window was bound.
-    BindWindow,
-    /// A key was invalidated.
-    Invalidate,
     /// Any other, by its number in `enum ibv_wc_opcode`.
     Other(u32),
 }
@@ -110,8 +102,6 @@ impl Opcode {
             ffi::ibv_wc_opcode::IBV_WC_RDMA_WRITE => Self::Write,
             ffi::ibv_wc_opcode::IBV_WC_RDMA_READ => Self::Read,
             ffi::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM => Self::ReceiveImmediate,
-            ffi::ibv_wc_opcode::IBV_WC_BIND_MW => Self::BindWindow,
-            ffi::ibv_wc_opcode::IBV_WC_LOCAL_INV => Self::Invalidate,
             other => Self::Other(other),
         }
     }
@@ -346,7 +336,7 @@ impl fmt::Debug for CompletionQueue {
     }
 }
 
-pub(crate) fn set_nonblocking(fd: RawFd) -> io::Result<()> {
+fn set_nonblocking(fd: RawFd) -> io::Result<()> {
     // SAFETY: plain system calls on a descriptor that the caller owns.
     let rc = unsafe { libc::fcntl(fd, libc::F_SETFL, libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

@@ -194,21 +194,9 @@ impl Context {
         self.attributes.max_qp_rd_atom.min(self.attributes.max_qp_init_rd_atom).clamp(0, 255) as u8
     }
 
-    /// Work requests that a queue may hold.
-    pub fn max_depth(&self) -> u32 {
-        self.attributes.max_qp_wr.max(0) as u32
-    }
-
     /// Spans that a work request may have.
     pub fn max_sge(&self) -> u32 {
         self.attributes.max_sge.max(0) as u32
-    }
-
-    /// Whether it has memory windows of type 2, which give a peer a key for part of a registration
-    /// ([`MemoryWindow`](crate::MemoryWindow)).
-    pub fn has_memory_windows(&self) -> bool {
-        let either = ffi::IBV_DEVICE_MEM_WINDOW_TYPE_2A | ffi::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
-        self.attributes.device_cap_flags & either != 0 && self.attributes.max_mw > 0
     }
 
     /// All ports.

@@ -3,7 +3,6 @@
 #![allow(unsafe_code)] // calls into libibverbs; see each SAFETY note
 
 use std::fmt;
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -65,35 +64,18 @@ pub struct Access {
     pub remote_write: bool,
     /// Peers may read.
     pub remote_read: bool,
-    /// Memory windows may be bound to it.
-    pub window_bind: bool,
 }
 
 impl Access {
     /// Written and read by peers, and the target of local reads.
-    pub const ALL: Self = Self { local_write: true, remote_write: true, remote_read: true, window_bind: false };
+    pub const ALL: Self = Self { local_write: true, remote_write: true, remote_read: true };
 
     pub(crate) fn flags(self) -> u32 {
         let flag = |set: bool, flag: ffi::ibv_access_flags| if set { flag.0 } else { 0 };
         flag(self.local_write || self.remote_write, ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE)
             | flag(self.remote_write, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE)
             | flag(self.remote_read, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ)
-            | flag(self.window_bind, ffi::ibv_access_flags::IBV_ACCESS_MW_BIND)
     }
-
-    /// What a peer may do, which is all that a window can give.
-    pub(crate) fn remote_flags(self) -> u32 {
-        Self { remote_write: false, local_write: false, window_bind: false, ..self }.flags()
-            | if self.remote_write { ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0 } else { 0 }
-    }
-}
-
-/// What a registration keeps alive.
-#[derive(Debug)]
-enum Backing {
-    Region(#[expect(dead_code)] Arc<MemoryRegion>),
-    /// The kernel holds the dmabuf as long as the registration.
-    DmaBuf,
 }
 
 /// Memory that a device may touch, pinned until this is dropped.
@@ -106,7 +88,7 @@ pub struct MemoryRegistration {
     address: u64,
     len: usize,
     domain: Arc<ProtectionDomain>,
-    _backing: Backing,
+    _region: Arc<MemoryRegion>,
 }
 
 // SAFETY: libibverbs may be called from any thread; the keys do not change.
@@ -131,30 +113,7 @@ impl MemoryRegistration {
         // keeps.
         let raw = unsafe { ffi::ibv_reg_mr(domain.raw(), base.cast(), len, access.flags() as i32) };
         let raw = NonNull::new(raw).ok_or_else(|| Self::refused("ibv_reg_mr", domain, len))?;
-        Ok(Self { raw, address: base as u64, len, domain: domain.clone(), _backing: Backing::Region(region.clone()) })
-    }
-
-    /// Registers `len` bytes from `offset` of a dmabuf, which may be memory of a GPU. Peers address
-    /// it from `address` on.
-    ///
-    /// # Errors
-    /// [`VerbsError::Refused`] where device or driver cannot (kernel 5.12 and later can; Soft-RoCE
-    /// cannot).
-    pub fn register_dmabuf(
-        domain: &Arc<ProtectionDomain>,
-        dmabuf: BorrowedFd<'_>,
-        offset: u64,
-        len: usize,
-        address: u64,
-        access: Access,
-    ) -> Result<Self, VerbsError> {
-        let fd = dmabuf.as_raw_fd();
-        let flags = access.flags() as i32;
-        // SAFETY: the kernel checks descriptor, offset and length, and takes a reference to the
-        // dmabuf.
-        let raw = unsafe { ffi::ibv_reg_dmabuf_mr(domain.raw(), offset, len, address, fd, flags) };
-        let raw = NonNull::new(raw).ok_or_else(|| Self::refused("ibv_reg_dmabuf_mr", domain, len))?;
-        Ok(Self { raw, address, len, domain: domain.clone(), _backing: Backing::DmaBuf })
+        Ok(Self { raw, address: base as u64, len, domain: domain.clone(), _region: region.clone() })
     }
 
     fn refused(operation: &'static str, domain: &ProtectionDomain, len: usize) -> VerbsError {
@@ -163,10 +122,6 @@ impl MemoryRegistration {
 
     pub(crate) fn raw(&self) -> *mut ffi::ibv_mr {
         self.raw.as_ptr()
-    }
-
-    pub(crate) fn domain(&self) -> &Arc<ProtectionDomain> {
-        &self.domain
     }
 
     /// Key for work requests of this machine.
@@ -208,8 +163,7 @@ impl MemoryRegistration {
 
 impl Drop for MemoryRegistration {
     fn drop(&mut self) {
-        // SAFETY: made by ibv_reg_mr or ibv_reg_dmabuf_mr; windows bound to it hold an Arc of it
-        // and are gone.
+        // SAFETY: made by ibv_reg_mr.
         let rc = unsafe { ffi::ibv_dereg_mr(self.raw()) };
         debug_assert_eq!(rc, 0, "ibv_dereg_mr {}", self.domain.context.name());
     }

@@ -70,14 +70,6 @@ pub enum VerbsError {
         /// How many are allowed.
         limit: usize,
     },
-    /// The device cannot do it at all.
-    #[error("device {device} does not support {what}")]
-    Unsupported {
-        /// The device.
-        device: String,
-        /// What it cannot do.
-        what: &'static str,
-    },
 }
 
 #[cfg(feature = "ibverbs")]

@@ -4,13 +4,12 @@
 //! ```text
 //!   Device -> Context -> ProtectionDomain -> MemoryRegistration     (memory the device may touch)
 //!                     -> CompletionChannel -> CompletionQueue       (what became of work requests)
-//!                     -> AsyncEvents                                (a port went down, the device failed)
 //!   ProtectionDomain + CompletionQueue -> QueuePair                 (a reliable connection to one other queue pair)
 //!   WorkRequests -> QueuePair::post                                 (many writes and reads with one call)
 //! ```
 //!
-//! It has no runtime of its own: a `CompletionChannel` and `AsyncEvents` are nonblocking file
-//! descriptors, and the caller waits for them.
+//! It has no runtime of its own: a `CompletionChannel` is a nonblocking file descriptor, and the
+//! caller waits for it.
 //!
 //! **Invariants**
 //! - Each object keeps alive what it is made of, so they may be dropped in any order.
@@ -35,11 +34,7 @@ mod device;
 #[cfg(feature = "ibverbs")]
 mod domain;
 #[cfg(feature = "ibverbs")]
-mod events;
-#[cfg(feature = "ibverbs")]
 mod queue_pair;
-#[cfg(feature = "ibverbs")]
-mod window;
 #[cfg(feature = "ibverbs")]
 mod work;
 
@@ -55,10 +50,6 @@ pub use device::{Context, Device, LinkLayer, Mtu, PortInfo, PortState};
 #[cfg(feature = "ibverbs")]
 pub use domain::{Access, MemoryRegistration, ProtectionDomain};
 #[cfg(feature = "ibverbs")]
-pub use events::{AsyncEvent, AsyncEvents};
-#[cfg(feature = "ibverbs")]
 pub use queue_pair::{Endpoint, Path, QueuePair, QueuePairConfig, QueuePairState, Retries};
-#[cfg(feature = "ibverbs")]
-pub use window::MemoryWindow;
 #[cfg(feature = "ibverbs")]
 pub use work::{LocalSpan, PostError, RemoteSpan, WorkRequests};

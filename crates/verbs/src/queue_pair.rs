@@ -309,8 +309,7 @@ impl QueuePair {
     /// # Safety
     /// Until a request's completion, or that of a later signalled one of this queue pair, is
     /// polled, or the queue pair is dropped: nothing writes the local spans of a write, nothing
-    /// reads or writes the local spans of a read, and their registrations are kept. Memory windows
-    /// named in the list are kept until this returns.
+    /// reads or writes the local spans of a read, and their registrations are kept.
     pub unsafe fn post(&self, requests: &mut WorkRequests) -> Result<(), PostError> {
         let Some((first, count)) = requests.link() else { return Ok(()) };
         let mut bad = std::ptr::null_mut();

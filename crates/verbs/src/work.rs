@@ -7,7 +7,7 @@ use std::{fmt, io};
 use ibverbs_sys as ffi;
 use ibverbs_sys::ibv_wr_opcode as opcode;
 
-use crate::{Access, MemoryRegistration, MemoryWindow, VerbsError};
+use crate::{MemoryRegistration, VerbsError};
 
 /// Bytes of a local registration.
 #[derive(Debug, Clone, Copy)]
@@ -144,45 +144,6 @@ impl WorkRequests {
         signalled: bool,
     ) -> Result<(), VerbsError> {
         self.one_sided(opcode::IBV_WR_RDMA_READ, wr_id, local, remote, signalled).map(|_| ())
-    }
-
-    /// Adds the binding of a free window to `len` bytes from `offset` of its registration, and
-    /// returns the key that the peer of the queue pair may use once this has completed. `access`
-    /// says what the peer may do; no more than the registration allows. A binding that fails ends
-    /// the connection.
-    pub fn bind_window(
-        &mut self,
-        wr_id: u64,
-        window: &mut MemoryWindow,
-        offset: usize,
-        len: usize,
-        access: Access,
-        signalled: bool,
-    ) -> Result<u32, VerbsError> {
-        self.check_room(&[])?;
-        window.registration().check(offset, len)?;
-        let key = window.next_key();
-        let request = self.push(opcode::IBV_WR_BIND_MW, wr_id, signalled);
-        request.__bindgen_anon_2.bind_mw = ffi::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
-            mw: window.raw(),
-            rkey: key,
-            bind_info: ffi::ibv_mw_bind_info {
-                mr: window.registration().raw(),
-                addr: window.registration().address() + offset as u64,
-                length: len as u64,
-                mw_access_flags: access.remote_flags(),
-            },
-        };
-        Ok(key)
-    }
-
-    /// Adds the invalidation of a bound window's key: when it has completed, the window is free
-    /// again, and a peer that uses the key loses its connection.
-    pub fn invalidate(&mut self, wr_id: u64, key: u32, signalled: bool) -> Result<(), VerbsError> {
-        self.check_room(&[])?;
-        let request = self.push(opcode::IBV_WR_LOCAL_INV, wr_id, signalled);
-        request.__bindgen_anon_1.invalidate_rkey = key;
-        Ok(())
     }
 
     fn one_sided(

@@ -34,8 +34,6 @@ baton_runtime::settings! {
         /// Use this index into each RDMA device's GID table. If unset, RoCEv2 over IPv4 is used if
         /// there is one.
         transfer_rdma_gid_index: Option<u32> = None, "N";
-        /// Send checksums with KV that tcp carries.
-        transfer_checksums: bool = false, "BOOL";
         /// Advertise this host to other processes, if it differs from the listening one.
         advertise_host: Option<String> = None, "HOST";
         /// Load this model: GGUF file or safetensors folder.

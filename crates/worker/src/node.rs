@@ -330,7 +330,6 @@ async fn bind_transfer(
     config.shm_folder = settings.transfer_shm_folder.clone();
     config.rdma_devices = settings.transfer_rdma_devices.clone();
     config.rdma_gid_index = settings.transfer_rdma_gid_index;
-    config.checksums = settings.transfer_checksums;
     let bound = match network {
         Some(network) => TransferEngine::fake(&network, config, tasks),
         None => TransferEngine::bind(config, tasks).await,

@@ -318,19 +318,3 @@ async fn fake_network_injects_the_configured_faults() {
     assert!(matches!(write().await, Err(TransferError::StaleGeneration { .. })));
     drop(later);
 }
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn changed_byte_is_found_by_its_checksum_and_sent_again() {
-    for checksums in [false, true] {
-        let (_, mut owner, proxy) = faulty(&[Fault::Flip(30_000), Fault::None]).await;
-        let config = TransferConfig { checksums, ..config("w2", 1) };
-        let writer = TestNode::bind(config, BYTES).await;
-        writer.fill(3);
-        let grant = owner.grant(1, &writer, vec![0..BYTES as u64]);
-        writer.write(&proxy.via(&owner.descriptor), grant, whole(BYTES as u64)).await.unwrap();
-        let same = owner.bytes(0..BYTES) == writer.bytes(0..BYTES);
-        assert_eq!((same, proxy.accepted()), (checksums, 1 + usize::from(checksums)));
-        assert!(matches!(owner.arrival().await, Arrival::Batch { .. }));
-        assert!(owner.arrivals.try_recv().is_none());
-    }
-}

@@ -27,8 +27,6 @@ pub(super) enum Fault {
     CutRepliesAfter(u64),
     /// Forwards so many bytes from the owner, then nothing. [`Proxy::release`] ends it.
     StallRepliesAfter(u64),
-    /// Changes the byte at this place from the writer.
-    Flip(u64),
     /// Forwards so many bytes at a time, with a pause after each.
     Trickle(usize, Duration),
 }
@@ -132,7 +130,6 @@ async fn forward(shared: &Arc<Shared>, writer: TcpStream, target: &str) {
         Fault::StallAfter(bytes) => (Limit { bytes, stalls: true, ..Limit::default() }, Limit::default()),
         Fault::CutRepliesAfter(bytes) => (Limit::default(), Limit { bytes, ..Limit::default() }),
         Fault::StallRepliesAfter(bytes) => (Limit::default(), Limit { bytes, stalls: true, ..Limit::default() }),
-        Fault::Flip(at) => (Limit { flip: Some(at), ..Limit::default() }, Limit::default()),
         Fault::Trickle(piece, pause) => (Limit { piece, pause, ..Limit::default() }, Limit::default()),
     };
     tokio::select! {
@@ -145,14 +142,13 @@ async fn forward(shared: &Arc<Shared>, writer: TcpStream, target: &str) {
 struct Limit {
     bytes: u64,
     stalls: bool,
-    flip: Option<u64>,
     piece: usize,
     pause: Duration,
 }
 
 impl Default for Limit {
     fn default() -> Self {
-        Self { bytes: u64::MAX, stalls: false, flip: None, piece: 64 << 10, pause: Duration::ZERO }
+        Self { bytes: u64::MAX, stalls: false, piece: 64 << 10, pause: Duration::ZERO }
     }
 }
 
@@ -165,7 +161,6 @@ async fn copy(
     count: Option<&AtomicU64>,
 ) {
     let mut left = limit.bytes;
-    let mut passed = 0;
     let mut buffer = vec![0; limit.piece];
     loop {
         if left == 0 {
@@ -180,10 +175,6 @@ async fn copy(
         if let Some(count) = count {
             count.fetch_add(bytes as u64, SeqCst);
         }
-        if let Some(at) = limit.flip.filter(|at| (passed..passed + bytes as u64).contains(at)) {
-            buffer[(at - passed) as usize] ^= 1;
-        }
-        passed += bytes as u64;
         if to.write_all(&buffer[..bytes]).await.is_err() {
             return;
         }

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use super::harness::{TestNode, span};
 use crate::TransportKind;
 use crate::grant::Writer;
-use crate::transport::net::stream::Stream;
+use crate::transport::net::wire::stream::Stream;
 use crate::transport::net::wire::{
     Commit, Hello, PREFIX_BYTES, PROTOCOL_VERSION, PartId, Prefix, Reply, Target, put_commit, put_data, put_fence,
 };
@@ -51,7 +51,7 @@ impl RawWriter {
     /// The head of a DATA frame of one part of batch `batch`; its payload is the caller's.
     pub(super) async fn data(&self, batch: u64, grant: GrantId, offset: u64, len: u64) {
         let mut out = Vec::new();
-        put_data(&mut out, &self.target(batch, grant), &[span(0, offset, len)], &[]);
+        put_data(&mut out, &self.target(batch, grant), &[span(0, offset, len)]);
         self.send(&out).await;
     }
 

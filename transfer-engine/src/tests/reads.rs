@@ -1,14 +1,11 @@
-//! Reads under leases, and what goes first.
+//! Reads under leases.
 
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
 use super::harness::{LONG, TestNode, config, pair_over, span, whole};
-use crate::{
-    Arrival, BatchOptions, FakeNetwork, Priority, RefusalReason, SpanPair, TransferConfig, TransferError,
-    TransportChoice, TransportKind,
-};
+use crate::{FakeNetwork, RefusalReason, SpanPair, TransferConfig, TransferError, TransportChoice, TransportKind};
 
 const KINDS: [TransportKind; 2] = [TransportKind::Tcp, TransportKind::Shm];
 
@@ -169,61 +166,5 @@ pub(super) async fn check_lost_connections(kind: TransportKind) {
         reader.engine.disconnect();
         read.await.unwrap();
         assert!(reader.bytes(8_000_000..8_100_000) == holder.bytes(8_000_000..8_100_000), "{kind} round {round}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bulk_batches_delay_an_urgent_batch_by_one_part_at_most() {
-    // More bulk than may be in flight to one peer: what waits keeps no room from others.
-    let urgent_bytes = 4u64 << 20;
-    let bulk_bytes = config("x", 1).max_bytes_in_flight_per_peer + (8 << 20);
-    let part = config("x", 1).stripe_bytes;
-    for kind in KINDS {
-        let (writer, mut owner) = pair_over(TransportChoice::Only(kind), (urgent_bytes + bulk_bytes) as usize).await;
-        let grant = owner.grant(1, &writer, vec![0..urgent_bytes + bulk_bytes]);
-        let descriptor = owner.descriptor.clone();
-        let bulk = |i: u64| {
-            let at = urgent_bytes + i * part;
-            let options = BatchOptions::new(Instant::now() + LONG);
-            let spans = vec![span(at, at, part)];
-            let options = options.priority(Priority::Bulk).tag(0);
-            writer.engine.write(writer.segment, &descriptor, grant, spans, options)
-        };
-        let mut told = 0;
-        let mut most = 0;
-        // Bulk that was all through before the urgent batch says nothing: a busy machine may stop
-        // this task for as long as all of it takes.
-        for _ in 0..50 {
-            let bulk: Vec<_> = (0..bulk_bytes / part).map(bulk).collect();
-            assert!(matches!(owner.arrival().await, Arrival::Batch { tag: 0, .. }), "bulk is under way");
-            let mut arrived = 1;
-            while owner.arrivals.try_recv().is_some() {
-                arrived += 1;
-            }
-            let urgent = writer.write(&owner.descriptor, grant, whole(urgent_bytes));
-            let mut before = 0;
-            while !matches!(owner.arrival().await, Arrival::Batch { tag: 7, .. }) {
-                before += 1;
-            }
-            urgent.await.unwrap();
-            if arrived + before < bulk.len() {
-                // One part that was under way, and one that had arrived between the look at the
-                // arrivals and the call.
-                assert!(before <= 2, "{kind}: {before} parts of bulk batches went before the urgent one");
-                told += 1;
-                most = most.max(before);
-            }
-            for _ in arrived + before..bulk.len() {
-                assert!(matches!(owner.arrival().await, Arrival::Batch { tag: 0, .. }), "each part of bulk arrives");
-            }
-            for batch in bulk {
-                batch.await.unwrap();
-            }
-            if told == 5 {
-                break;
-            }
-        }
-        println!("{kind}: at most {most} bulk parts before an urgent batch");
-        assert_eq!(told, 5, "{kind}: bulk was under way when an urgent batch came");
     }
 }

@@ -14,7 +14,7 @@ use crate::batch::Op;
 use crate::fence_guard::FenceGuard;
 use crate::grant::Writer;
 use crate::path::PathReport;
-use crate::{Priority, SegmentId, SpanPair, TransferError, TransportAddress, TransportKind};
+use crate::{SegmentId, SpanPair, TransferError, TransportAddress, TransportKind};
 
 /// A batch, checked and normalized.
 pub(crate) struct Job {
@@ -28,7 +28,6 @@ pub(crate) struct Job {
     /// Unique within this engine; the same in a retry.
     pub(crate) batch: u64,
     pub(crate) tag: u64,
-    pub(crate) priority: Priority,
     /// The local memory: where a write comes from, where a read goes to.
     pub(crate) local: Arc<MemoryRegion>,
     pub(crate) local_segment: SegmentId,

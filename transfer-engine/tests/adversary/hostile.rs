@@ -262,7 +262,8 @@ pub async fn lies_in_the_handshake(transport: TransportChoice) {
             rejected::STALE_WRITER,
         ),
         ("another target", hello(VERSION, 2, me, ("another", 1), way), rejected::WRONG_NODE),
-        ("a version of the far future", hello(VERSION + 2, 2, me, ("victim", 1), way), rejected::VERSION),
+        ("a later version", hello(VERSION + 1, 2, me, ("victim", 1), way), rejected::VERSION),
+        ("an earlier version", hello(VERSION - 1, 2, me, ("victim", 1), way), rejected::VERSION),
         ("no version", hello(0, 2, me, ("victim", 1), way), rejected::VERSION),
         ("a number that is in use", hello(VERSION, 1, me, ("victim", 1), way), rejected::IN_USE),
     ];

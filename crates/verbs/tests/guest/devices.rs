@@ -3,7 +3,7 @@
 #![allow(unsafe_code)] // rlimits and capabilities of the test's own thread
 
 use std::sync::Arc;
-use std::{net::Ipv4Addr, os::fd::AsFd, thread};
+use std::{net::Ipv4Addr, thread};
 
 use baton_memory::MemoryRegion;
 use baton_verbs::{Access, Device, LinkLayer, MemoryRegistration, PortState, ProtectionDomain, VerbsError, choose_gid};
@@ -24,7 +24,7 @@ fn both_rdma_rails_are_listed_and_described() {
         assert_eq!((port.port, port.state, port.link_layer), (1, PortState::Active, LinkLayer::Ethernet));
         assert_eq!(port.active_mtu.bytes(), 4096);
         assert!(port.gbit_per_s.unwrap() > 0.0);
-        assert!(context.max_depth() >= 256 && context.max_sge() >= 4 && context.max_reads() >= 16, "{context:?}");
+        assert!(context.max_sge() >= 4 && context.max_reads() >= 16, "{context:?}");
         assert!(context.port(9).is_err());
     }
 }
@@ -59,15 +59,6 @@ fn registration_beyond_memlock_limit_says_what_to_set() {
     let error = large.unwrap_err();
     assert!(matches!(error, VerbsError::MemlockTooLow { bytes: 2_097_152, limit: 1_048_576, .. }), "{error}");
     assert!(error.to_string().contains("ulimit -l"), "{error}");
-}
-
-#[test]
-#[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
-fn registration_of_descriptor_that_is_no_dmabuf_is_refused() {
-    let domain = ProtectionDomain::new(&open("rxe0")).unwrap();
-    let file = std::fs::File::open("/proc/self/exe").unwrap();
-    let error = MemoryRegistration::register_dmabuf(&domain, file.as_fd(), 0, 4096, 0, Access::ALL).unwrap_err();
-    assert!(matches!(error, VerbsError::Refused { operation: "ibv_reg_dmabuf_mr", .. }), "{error}");
 }
 
 fn region(bytes: usize) -> Arc<MemoryRegion> {

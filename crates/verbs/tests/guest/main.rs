@@ -10,4 +10,3 @@ mod failures;
 mod fence;
 mod pair;
 mod transfers;
-mod windows;

@@ -39,11 +39,8 @@ pub struct Side {
 
 impl Side {
     pub fn new(rail: &str, bytes: usize, config: QueuePairConfig) -> Self {
-        Self::in_domain(&ProtectionDomain::new(&open(rail)).unwrap(), bytes, config)
-    }
-
-    pub fn in_domain(domain: &Arc<ProtectionDomain>, bytes: usize, config: QueuePairConfig) -> Self {
-        let (domain, context) = (domain.clone(), domain.context().clone());
+        let context = open(rail);
+        let domain = ProtectionDomain::new(&context).unwrap();
         let channel = CompletionChannel::new(&context).unwrap();
         let queue = CompletionQueue::new(&channel, config.send_depth + config.receive_depth, TOKEN).unwrap();
         let pair = QueuePair::new(&domain, &queue, &queue, config).unwrap();
@@ -108,13 +105,9 @@ impl Side {
 pub fn connected_with(rail: &str, bytes: usize, config: QueuePairConfig) -> (Side, Side) {
     let a = Side::new(rail, bytes, config);
     let b = Side::new(rail, bytes, config);
-    connect(&a, &b);
-    (a, b)
-}
-
-pub fn connect(a: &Side, b: &Side) {
     a.connect(&b.endpoint().1);
     b.connect(&a.endpoint().1);
+    (a, b)
 }
 
 pub fn connected(rail: &str, bytes: usize) -> (Side, Side) {

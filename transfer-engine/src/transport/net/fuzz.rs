@@ -15,8 +15,8 @@ use baton_types::{Generation, GrantId, NodeId};
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
-use super::accept::Acceptor;
-use super::stream::Stream;
+use super::owner::accept::Acceptor;
+use super::wire::stream::Stream;
 use super::wire::{PREFIX_BYTES, Prefix, Reply};
 use crate::engine::Host;
 use crate::grant::Access;

@@ -31,27 +31,17 @@
 //! lane and other batches on it go on. Whatever breaks the protocol closes the connection, after a
 //! FAULT that says why.
 
-mod accept;
-mod carry;
-mod connections;
 pub mod fuzz;
-mod incoming;
-mod lane;
-mod part;
-mod payload;
-mod peer;
+mod owner;
 #[cfg(feature = "rdma")]
 pub(crate) mod rdma;
 #[cfg(not(feature = "rdma"))]
 #[path = "rdma_off.rs"]
 pub(crate) mod rdma;
-mod receive;
-mod route;
-mod serve;
 mod shm;
-pub(crate) mod stream;
 mod tcp;
 pub(crate) mod wire;
+mod writer;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -63,9 +53,9 @@ use tokio::net::TcpListener;
 
 pub(crate) use self::wire::MAX_FRAME_PAYLOAD;
 
-use self::accept::Acceptor;
-use self::peer::{Peer, PeerKey};
+use self::owner::accept::Acceptor;
 use self::rdma::Devices;
+use self::writer::peer::{Peer, PeerKey};
 use crate::engine::Host;
 use crate::path::PathReport;
 use crate::transport::{CarryFuture, Job, Transport};
@@ -203,7 +193,7 @@ impl Transport for NetTransport {
 
     fn carry(self: Arc<Self>, job: Job) -> CarryFuture {
         let peer = self.peer(&job);
-        Box::pin(carry::carry(peer, job))
+        Box::pin(writer::carry::carry(peer, job))
     }
 
     fn paths(&self) -> Vec<PathReport> {

@@ -4,13 +4,12 @@ use std::io;
 use std::sync::Arc;
 
 use baton_memory::MemoryRegion;
-use tokio::sync::mpsc;
 
-use super::lane::LaneTask;
-use super::part::{LaneEnd, Part};
-use super::receive::Receiver;
-use super::stream::Stream;
-use super::wire::Reply;
+use super::owner::receiver::Receiver;
+use super::wire::stream::Stream;
+use super::writer::carrier::Carrier;
+use super::writer::lane::LaneTask;
+use super::writer::part::{Carried, Part};
 use crate::SegmentId;
 
 pub(crate) enum Devices {}
@@ -41,11 +40,11 @@ impl Devices {
 pub(crate) enum RdmaAddress {}
 
 impl RdmaAddress {
-    pub(super) fn parse(_: &str) -> Option<Self> {
+    pub(crate) fn parse(_: &str) -> Option<Self> {
         None
     }
 
-    pub(super) fn control(&self) -> &str {
+    pub(crate) fn control(&self) -> &str {
         match *self {}
     }
 }
@@ -56,34 +55,16 @@ impl std::fmt::Display for RdmaAddress {
     }
 }
 
-pub(crate) enum FollowUp {}
+pub(crate) enum RdmaCarrier {}
 
-pub(crate) enum Flow {}
-
-impl Flow {
-    pub(crate) fn on_reply(&self, _: Reply) -> Result<(), String> {
-        match *self {}
-    }
-
-    pub(crate) async fn send_follow_up(&self, _: &LaneTask, _: FollowUp) -> io::Result<()> {
+impl Carrier for RdmaCarrier {
+    async fn carry(&self, _: &LaneTask, _: &Part, _: Vec<u8>) -> io::Result<Carried> {
         match *self {}
     }
 }
 
-pub(crate) async fn connect(
-    devices: &Devices,
-    _: &RdmaAddress,
-    _: &Stream,
-) -> io::Result<(Flow, mpsc::UnboundedReceiver<FollowUp>)> {
+pub(crate) async fn connect(devices: &Devices, _: &RdmaAddress, _: &Stream) -> io::Result<RdmaCarrier> {
     match *devices {}
-}
-
-pub(crate) async fn carry_part(_: &LaneTask, flow: &Flow, _: &Part, _: Vec<u8>) -> io::Result<bool> {
-    match *flow {}
-}
-
-pub(crate) async fn completions(_: &LaneTask, flow: &Flow) -> LaneEnd {
-    match *flow {}
 }
 
 pub(crate) enum Landing {}
@@ -96,6 +77,6 @@ impl Landing {
 
 impl Receiver<'_> {
     pub(crate) async fn serve_rdma(&mut self, _: &mut Option<Landing>) -> io::Result<()> {
-        Err(super::receive::invalid("rdma is not built into this binary"))
+        Err(super::owner::receiver::invalid("rdma is not built into this binary"))
     }
 }

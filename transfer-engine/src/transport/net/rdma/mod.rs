@@ -40,8 +40,8 @@ mod writer;
 use std::io;
 
 pub(crate) use devices::Devices;
-pub(super) use owner::Landing;
-pub(super) use writer::{Flow, FollowUp, carry_part, completions, connect};
+pub(crate) use owner::Landing;
+pub(crate) use writer::connect;
 
 /// The immediate that stands for no part.
 const PROBE: u32 = u32::MAX;
@@ -56,11 +56,11 @@ pub(crate) struct RdmaAddress {
 
 impl RdmaAddress {
     /// Where control connections are taken.
-    pub(super) fn control(&self) -> &str {
+    pub(crate) fn control(&self) -> &str {
         &self.control
     }
 
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let (gid, control) = text.split_once('@')?;
         let gid: std::net::Ipv6Addr = gid.parse().ok()?;
         Some(Self { gid: gid.octets(), control: control.to_owned() })

@@ -13,11 +13,11 @@ use tokio::time::timeout_at;
 
 use super::link::{End, Link, OWNER_DEPTH};
 use super::{Devices, PROBE, failed};
+use crate::SegmentId;
 use crate::error::{Refusal, RefusalReason};
 use crate::grant::{Access, Arrival};
-use crate::transport::net::receive::{Receiver, invalid};
+use crate::transport::net::owner::receiver::{Receiver, invalid};
 use crate::transport::net::wire::{Commit, Expect, Frame, MAX_OPENED_RANGES, RdmaEndpoint, Reply, Target};
-use crate::{SegmentId, TransportKind};
 
 /// Receives are posted again when as many have been used.
 const REPOSTED: usize = 16;
@@ -202,7 +202,7 @@ impl Receiver<'_> {
                 }
                 Ok(())
             }
-            _ => Err(invalid(format!("a frame that has no place on a connection over {}", TransportKind::Rdma))),
+            _ => Err(self.misplaced()),
         }
     }
 

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use baton_types::GrantId;
 use baton_verbs::{LocalSpan, MemoryRegistration, RemoteSpan, WorkRequests};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::timeout;
 
 use super::link::{End, Link, WRITER_DEPTH};
@@ -20,11 +21,12 @@ use crate::batch::Op;
 use crate::error::{Refusal, RefusalReason};
 use crate::fence_guard::{FenceGuard, OwnedPass};
 use crate::grant::covers;
-use crate::transport::net::lane::LaneTask;
-use crate::transport::net::part::{LaneEnd, Part, too_short};
-use crate::transport::net::route::read_reply;
-use crate::transport::net::stream::Stream;
-use crate::transport::net::wire::{Expect, Frame, PartId, Reply, put_check};
+use crate::transport::net::wire::stream::Stream;
+use crate::transport::net::wire::{Expect, Frame, PartId, Reply};
+use crate::transport::net::writer::carrier::{Carrier, FollowUp};
+use crate::transport::net::writer::lane::LaneTask;
+use crate::transport::net::writer::part::{Carried, LaneEnd, Part, too_short};
+use crate::transport::net::writer::route::read_reply;
 use crate::{SegmentId, SpanPair, TransportKind};
 
 /// Work requests posted with one call; the last of them is signalled.
@@ -34,21 +36,15 @@ const POSTED_AT_ONCE: usize = WRITER_DEPTH as usize / 4;
 const LINGER: Duration = Duration::from_millis(250);
 
 /// The writer's end.
-pub(crate) struct Flow {
+pub(crate) struct RdmaCarrier {
     link: Link,
     state: Mutex<State>,
     /// Something in `state` has changed.
     changed: Notify,
-    /// Frames that follow from completions; at most one per part or grant.
-    follow_ups: mpsc::UnboundedSender<FollowUp>,
-}
-
-/// What is to be sent after a completion.
-pub(crate) enum FollowUp {
-    /// A part has been read: was its lease alive?
-    Check(PartId),
-    /// Nothing is under way under a grant that the owner has ended.
-    Revoked(GrantId),
+    /// What follows from completions; at most one frame per part or grant.
+    follow_ups: UnboundedSender<FollowUp>,
+    /// The other end, until the lane takes it.
+    to_follow: UnboundedReceiver<FollowUp>,
 }
 
 struct State {
@@ -119,11 +115,7 @@ struct RemoteKey {
 }
 
 /// Sets a connection up, over the control connection, whose handshake is done; and tries it.
-pub(crate) async fn connect(
-    devices: &Devices,
-    address: &RdmaAddress,
-    stream: &Stream,
-) -> io::Result<(Flow, mpsc::UnboundedReceiver<FollowUp>)> {
+pub(crate) async fn connect(devices: &Devices, address: &RdmaAddress, stream: &Stream) -> io::Result<RdmaCarrier> {
     let rail = devices.toward(address.gid).ok_or_else(|| failed("no RDMA device here"))?;
     let link = Link::new(&rail, End::Writer)?;
     let mut frame = Vec::new();
@@ -139,12 +131,12 @@ pub(crate) async fn connect(
     let (follow_ups, to_follow) = mpsc::unbounded_channel();
     let (under_way, grants, revoking, keys) = Default::default();
     let state = State { requests, posted: 0, done: 0, under_way, grants, revoking, keys, next_sequence: 0 };
-    let flow = Flow { link, state: Mutex::new(state), changed: Notify::new(), follow_ups };
-    flow.probe().await?;
-    Ok((flow, to_follow))
+    let carrier = RdmaCarrier { link, state: Mutex::new(state), changed: Notify::new(), follow_ups, to_follow };
+    carrier.probe().await?;
+    Ok(carrier)
 }
 
-impl Flow {
+impl RdmaCarrier {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -166,28 +158,6 @@ impl Flow {
             }
         }
         self.state().done = 1;
-        Ok(())
-    }
-
-    pub(crate) fn on_reply(&self, reply: Reply) -> Result<(), String> {
-        let mut state = self.state();
-        match reply {
-            Reply::Mapped { segment, bytes, address, key } => {
-                state.keys.insert(segment, (bytes > 0).then_some(RemoteKey { address, bytes, key }));
-            }
-            Reply::Opened { grant, write, more, ranges } => state.on_opened(grant, write, more, ranges)?,
-            Reply::Closed { grant, refusal } => {
-                state.grants.insert(grant, Opened::Closed(refusal));
-            }
-            Reply::Revoke { grant } => {
-                state.grants.remove(&grant);
-                state.revoking.push(grant);
-                self.follow(&mut state);
-            }
-            other => return Err(format!("{other:?} on an RDMA connection")),
-        }
-        drop(state);
-        self.changed.notify_waiters();
         Ok(())
     }
 
@@ -233,7 +203,7 @@ impl Flow {
             ask
         };
         if ask {
-            send(lane, &Frame::Open { grant, segment: part.segment }).await?;
+            lane.send_frame(&Frame::Open { grant, segment: part.segment }).await?;
         }
         let answer = self.wait(|state| match state.grants.get(&grant) {
             Some(Opened::Open(right)) => Some(Ok(right.clone())),
@@ -251,7 +221,7 @@ impl Flow {
     async fn key(&self, lane: &LaneTask, segment: SegmentId) -> io::Result<RemoteKey> {
         let known = self.state().keys.contains_key(&segment);
         if !known {
-            send(lane, &Frame::Map { segment }).await?;
+            lane.send_frame(&Frame::Map { segment }).await?;
         }
         let key = self.wait(|state| state.keys.get(&segment).copied()).await;
         let missing = || format!("the owner has not registered segment {segment} with its devices");
@@ -273,12 +243,6 @@ impl State {
         }
         Ok(())
     }
-}
-
-async fn send(lane: &LaneTask, frame: &Frame) -> io::Result<()> {
-    let mut out = Vec::new();
-    frame.encode(&mut out);
-    lane.stream.write_all(&out).await
 }
 
 fn ended(grant: GrantId) -> Refusal {
@@ -303,41 +267,95 @@ fn requests(spans: &[SpanPair], max_sge: usize) -> Vec<&[SpanPair]> {
     all
 }
 
-/// Carries a part. False: its batch is over, or it is answered.
-pub(crate) async fn carry_part(lane: &LaneTask, flow: &Flow, part: &Part, head: Vec<u8>) -> io::Result<bool> {
-    // What was sent elsewhere is fenced before anything is posted: the owner answers OPEN after
-    // that.
-    lane.stream.write_all(&head).await?;
-    let right = flow.open(lane, part, !head.is_empty()).await?;
-    let right = match right {
-        Ok(right) => right,
-        Err(refusal) => return refused(lane, part, refusal, !head.is_empty()).await,
-    };
-    if let Err(refusal) = right.check(part) {
-        return lane.refuse(part, refusal);
+impl Carrier for RdmaCarrier {
+    async fn carry(&self, lane: &LaneTask, part: &Part, head: Vec<u8>) -> io::Result<Carried> {
+        // What was sent elsewhere is fenced before anything is posted: the owner answers OPEN after
+        // that.
+        lane.stream.write_all(&head).await?;
+        let right = self.open(lane, part, !head.is_empty()).await?;
+        let right = match right {
+            Ok(right) => right,
+            Err(refusal) => return refused(lane, part, refusal, !head.is_empty()).await,
+        };
+        if let Err(refusal) = right.check(part) {
+            return lane.refuse(part, refusal);
+        }
+        let key = self.key(lane, part.segment).await?;
+        if part.spans.iter().any(|span| span.remote_offset + span.len > key.bytes) {
+            return lane.refuse(part, too_short(part.segment));
+        }
+        let registration = self.link.rail().registration(part.local_segment);
+        let missing =
+            || io::Error::new(io::ErrorKind::Unsupported, "the local memory is not registered with the devices");
+        let registration = registration.ok_or_else(missing)?;
+        match self.post_part(lane, part, &registration, key).await? {
+            Posting::Done => Ok(Carried::Sent),
+            Posting::BatchOver => lane.give_up(part, true).await,
+            Posting::GrantEnded => refused(lane, part, ended(part.grant), !head.is_empty()).await,
+        }
     }
-    let key = flow.key(lane, part.segment).await?;
-    if part.spans.iter().any(|span| span.remote_offset + span.len > key.bytes) {
-        return lane.refuse(part, too_short(part.segment));
+
+    fn on_reply(&self, _: &LaneTask, reply: Reply) -> Result<(), String> {
+        let mut state = self.state();
+        match reply {
+            Reply::Mapped { segment, bytes, address, key } => {
+                state.keys.insert(segment, (bytes > 0).then_some(RemoteKey { address, bytes, key }));
+            }
+            Reply::Opened { grant, write, more, ranges } => state.on_opened(grant, write, more, ranges)?,
+            Reply::Closed { grant, refusal } => {
+                state.grants.insert(grant, Opened::Closed(refusal));
+            }
+            Reply::Revoke { grant } => {
+                state.grants.remove(&grant);
+                state.revoking.push(grant);
+                self.follow(&mut state);
+            }
+            other => return Err(format!("{other:?} on an RDMA connection")),
+        }
+        drop(state);
+        self.changed.notify_waiters();
+        Ok(())
     }
-    let registration = flow.link.rail().registration(part.local_segment);
-    let missing = || io::Error::new(io::ErrorKind::Unsupported, "the local memory is not registered with the devices");
-    let registration = registration.ok_or_else(missing)?;
-    match post_part(lane, flow, part, &registration, key).await? {
-        Posting::Done => Ok(true),
-        Posting::BatchOver => lane.give_up(part, true).await,
-        Posting::GrantEnded => refused(lane, part, ended(part.grant), !head.is_empty()).await,
+
+    async fn completions(&self, lane: &LaneTask) -> LaneEnd {
+        let mut lingering = None;
+        loop {
+            match timeout(LINGER / 2, self.link.completed()).await {
+                Err(_) => {}
+                Ok(Err(error)) => return error.into(),
+                Ok(Ok(all)) => {
+                    lane.touch();
+                    for completion in all {
+                        if !completion.status.is_success() {
+                            return LaneEnd::Failed(completion.to_string());
+                        }
+                        self.on_completion(lane, completion.wr_id + 1);
+                    }
+                    self.changed.notify_waiters();
+                }
+            }
+            // A batch that is over must get its memory back, whatever the network does.
+            let over = self.state().under_way.iter().any(|posted| posted.fence.is_closed());
+            lingering = over.then(|| lingering.unwrap_or_else(baton_runtime::now));
+            if lingering.is_some_and(|since| since.elapsed() > LINGER) {
+                return LaneEnd::Failed("the device holds on to the memory of a batch that is over".into());
+            }
+        }
+    }
+
+    fn follow_ups(&mut self) -> UnboundedReceiver<FollowUp> {
+        std::mem::replace(&mut self.to_follow, mpsc::unbounded_channel().1)
     }
 }
 
 /// The grant of a part has ended. If the part has been sent before, its answer may be what was
 /// lost: the owner is asked.
-async fn refused(lane: &LaneTask, part: &Part, refusal: Refusal, again: bool) -> io::Result<bool> {
+async fn refused(lane: &LaneTask, part: &Part, refusal: Refusal, again: bool) -> io::Result<Carried> {
     if !again || part.op == Op::Read {
         return lane.refuse(part, refusal);
     }
-    send(lane, &Frame::Commit(part.trailer())).await?;
-    Ok(true)
+    lane.send_frame(&Frame::Commit(part.trailer())).await?;
+    Ok(Carried::Sent)
 }
 
 /// What became of posting a part.
@@ -347,54 +365,72 @@ enum Posting {
     GrantEnded,
 }
 
-/// Posts a part, call by call, as there is room.
-async fn post_part(
-    lane: &LaneTask,
-    flow: &Flow,
-    part: &Part,
-    registration: &MemoryRegistration,
-    key: RemoteKey,
-) -> io::Result<Posting> {
-    let requests = requests(&part.spans, flow.link.max_sge());
-    let mut calls: Vec<_> = requests.chunks(POSTED_AT_ONCE).collect();
-    if calls.is_empty() {
-        calls.push(&[]);
-    }
-    let last = calls.len() - 1;
-    let mut sequence = None;
-    for (i, call) in calls.into_iter().enumerate() {
-        let count = call.len().max(1) as u64;
-        let room = |state: &mut State| (state.posted - state.done + count <= u64::from(WRITER_DEPTH)).then_some(());
-        tokio::select! {
-            () = flow.wait(room) => {}
-            () = part.fence.closed() => return Ok(Posting::BatchOver),
+impl RdmaCarrier {
+    /// Posts a part, call by call, as there is room.
+    async fn post_part(
+        &self,
+        lane: &LaneTask,
+        part: &Part,
+        registration: &MemoryRegistration,
+        key: RemoteKey,
+    ) -> io::Result<Posting> {
+        let requests = requests(&part.spans, self.link.max_sge());
+        let mut calls: Vec<_> = requests.chunks(POSTED_AT_ONCE).collect();
+        if calls.is_empty() {
+            calls.push(&[]);
         }
-        let Some(pass) = part.fence.enter_owned() else { return Ok(Posting::BatchOver) };
-        let mut state = flow.state();
-        if !matches!(state.grants.get(&part.grant), Some(Opened::Open(_))) {
-            return Ok(Posting::GrantEnded);
+        let last = calls.len() - 1;
+        let mut sequence = None;
+        for (i, call) in calls.into_iter().enumerate() {
+            let count = call.len().max(1) as u64;
+            let room = |state: &mut State| (state.posted - state.done + count <= u64::from(WRITER_DEPTH)).then_some(());
+            tokio::select! {
+                () = self.wait(room) => {}
+                () = part.fence.closed() => return Ok(Posting::BatchOver),
+            }
+            let Some(pass) = part.fence.enter_owned() else { return Ok(Posting::BatchOver) };
+            let mut state = self.state();
+            if !matches!(state.grants.get(&part.grant), Some(Opened::Open(_))) {
+                return Ok(Posting::GrantEnded);
+            }
+            let immediate = (i == last && part.op == Op::Write).then(|| state.take_sequence());
+            sequence = immediate.or(sequence);
+            state.fill(part.op, call, registration, key, immediate)?;
+            // SAFETY: the pass is kept with the request until its completion, or until the queue
+            // pair is dropped with the lane: meanwhile the batch is not over, so its caller leaves
+            // the local spans alone, and the registrations live as long as the device.
+            unsafe { self.link.queue_pair.post(&mut state.requests) }.map_err(failed)?;
+            state.posted += count;
+            let end = state.posted;
+            let read = i == last && part.op == Op::Read;
+            let id = part.id;
+            let grant = part.grant;
+            let fence = Arc::clone(&part.fence);
+            state.under_way.push_back(Posted { end, id, grant, read, pass, fence });
         }
-        let immediate = (i == last && part.op == Op::Write).then(|| state.take_sequence());
-        sequence = immediate.or(sequence);
-        state.fill(part.op, call, registration, key, immediate)?;
-        // SAFETY: the pass is kept with the request until its completion, or until the queue pair
-        // is dropped with the lane: meanwhile the batch is not over, so its caller leaves the local
-        // spans alone, and the registrations live as long as the device.
-        unsafe { flow.link.queue_pair.post(&mut state.requests) }.map_err(failed)?;
-        state.posted += count;
-        let end = state.posted;
-        let read = i == last && part.op == Op::Read;
-        let id = part.id;
-        let grant = part.grant;
-        let fence = Arc::clone(&part.fence);
-        state.under_way.push_back(Posted { end, id, grant, read, pass, fence });
+        lane.touch();
+        if let Some(sequence) = sequence {
+            lane.send_frame(&Frame::Expect(Expect { sequence, commit: part.trailer() })).await?;
+            lane.host.metrics.of(TransportKind::Rdma).bytes_out.increment(part.bytes);
+        }
+        Ok(Posting::Done)
     }
-    lane.touch();
-    if let Some(sequence) = sequence {
-        send(lane, &Frame::Expect(Expect { sequence, commit: part.trailer() })).await?;
-        lane.host.metrics.of(TransportKind::Rdma).bytes_out.increment(part.bytes);
+
+    fn on_completion(&self, lane: &LaneTask, done: u64) {
+        let mut state = self.state();
+        state.done = state.done.max(done);
+        while state.under_way.front().is_some_and(|posted| posted.end <= done) {
+            let Some(Posted { id, read, pass, .. }) = state.under_way.pop_front() else { break };
+            drop(pass);
+            if read {
+                // The lane may be ending.
+                let _ = self.follow_ups.send(FollowUp::Check(id));
+            }
+        }
+        self.follow(&mut state);
+        drop(state);
+        lane.touch();
     }
-    Ok(Posting::Done)
 }
 
 impl State {
@@ -434,66 +470,6 @@ impl State {
             self.requests.write(first, &[], nowhere, immediate, true).map_err(failed)?;
         }
         Ok(())
-    }
-}
-
-/// Takes completions until the lane ends.
-pub(crate) async fn completions(lane: &LaneTask, flow: &Flow) -> LaneEnd {
-    let mut lingering = None;
-    loop {
-        match timeout(LINGER / 2, flow.link.completed()).await {
-            Err(_) => {}
-            Ok(Err(error)) => return error.into(),
-            Ok(Ok(all)) => {
-                lane.touch();
-                for completion in all {
-                    if !completion.status.is_success() {
-                        return LaneEnd::Failed(completion.to_string());
-                    }
-                    flow.on_completion(lane, completion.wr_id + 1);
-                }
-                flow.changed.notify_waiters();
-            }
-        }
-        // A batch that is over must get its memory back, whatever the network does.
-        let over = flow.state().under_way.iter().any(|posted| posted.fence.is_closed());
-        lingering = over.then(|| lingering.unwrap_or_else(baton_runtime::now));
-        if lingering.is_some_and(|since| since.elapsed() > LINGER) {
-            return LaneEnd::Failed("the device holds on to the memory of a batch that is over".into());
-        }
-    }
-}
-
-impl Flow {
-    fn on_completion(&self, lane: &LaneTask, done: u64) {
-        let mut state = self.state();
-        state.done = state.done.max(done);
-        while state.under_way.front().is_some_and(|posted| posted.end <= done) {
-            let Some(Posted { id, read, pass, .. }) = state.under_way.pop_front() else { break };
-            drop(pass);
-            if read {
-                // The lane may be ending.
-                let _ = self.follow_ups.send(FollowUp::Check(id));
-            }
-        }
-        self.follow(&mut state);
-        drop(state);
-        lane.touch();
-    }
-
-    /// Sends what follows from a completion.
-    pub(crate) async fn send_follow_up(&self, lane: &LaneTask, follow_up: FollowUp) -> io::Result<()> {
-        match follow_up {
-            FollowUp::Revoked(grant) => send(lane, &Frame::Revoked { grant }).await,
-            FollowUp::Check(id) => {
-                let part = lane.sent().get(&id).map(|sending| Arc::clone(&sending.part));
-                let Some(part) = part else { return Ok(()) };
-                lane.host.metrics.of(TransportKind::Rdma).bytes_in.increment(part.bytes);
-                let mut out = Vec::new();
-                put_check(&mut out, &part.target(), &part.spans);
-                lane.stream.write_all(&out).await
-            }
-        }
     }
 }
 

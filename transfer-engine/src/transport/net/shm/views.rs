@@ -13,8 +13,8 @@ use super::slots::is_wanted;
 use crate::SegmentId;
 use crate::engine::MAX_SEGMENTS;
 use crate::grant::Writer;
-use crate::transport::net::stream::Stream;
 use crate::transport::net::wire::CopySpan;
+use crate::transport::net::wire::stream::Stream;
 
 /// Most segments of a writer.
 const MAX_SOURCES: usize = MAX_SEGMENTS;

@@ -25,8 +25,6 @@ pub(crate) struct Target {
 pub(crate) struct Data {
     pub(crate) target: Target,
     pub(crate) spans: Vec<RemoteSpan>,
-    /// CRC-32C of each span, or none.
-    pub(crate) checksums: Vec<u32>,
 }
 
 /// A COPY frame: spans that the owner fetches from the writer's memory.
@@ -135,19 +133,9 @@ impl Data {
     }
 }
 
-/// Appends the head of a DATA frame for spans of at most `MAX_FRAME_SPANS` and 4 GiB each, with
-/// their checksums if there are any.
-pub(crate) fn put_data(out: &mut Vec<u8>, target: &Target, spans: &[SpanPair], checksums: &[u32]) {
-    debug_assert!(spans.len() <= MAX_FRAME_SPANS && (checksums.is_empty() || checksums.len() == spans.len()));
-    frame(out, kind::DATA, if checksums.is_empty() { 0 } else { CHECKSUMS }, |out| {
-        put_target(out, target);
-        for (i, span) in spans.iter().enumerate() {
-            put_span(out, span.remote_offset, span.len);
-            if let Some(checksum) = checksums.get(i) {
-                out.put_u32(*checksum);
-            }
-        }
-    });
+/// Appends the head of a DATA frame for spans of at most `MAX_FRAME_SPANS` and 4 GiB each.
+pub(crate) fn put_data(out: &mut Vec<u8>, target: &Target, spans: &[SpanPair]) {
+    put_spans(out, kind::DATA, target, spans);
 }
 
 /// Appends a COPY frame for spans of at most `MAX_FRAME_SPANS` and 4 GiB each.
@@ -208,9 +196,10 @@ impl Frame {
     /// Appends the frames that are not made from a batch.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Data(_) | Self::Commit(_) | Self::Copy(_) | Self::Read(_) | Self::Check(_) => {
+            Self::Data(_) | Self::Copy(_) | Self::Read(_) | Self::Check(_) => {
                 debug_assert!(false, "made from a batch");
             }
+            Self::Commit(commit) => put_commit(out, commit),
             Self::Endpoint { device, endpoint } => frame(out, kind::ENDPOINT, 0, |out| {
                 out.put_slice(device);
                 endpoint.put(out);
@@ -264,16 +253,14 @@ impl Frame {
 
 fn decode_data(rest: &mut &[u8], checksummed: bool) -> Option<Frame> {
     let target = take_target(rest)?;
-    let mut checksums = Vec::new();
-    let spans = match checksummed {
-        false => take_all(rest, take_span)?,
-        true => {
-            let both = take_all(rest, |rest| Some((take_span(rest)?, rest.try_get_u32().ok()?)))?;
-            checksums.extend(both.iter().map(|(_, checksum)| *checksum));
-            both.into_iter().map(|(span, _)| span).collect()
+    let spans = take_all(rest, |rest| {
+        let span = take_span(rest)?;
+        if checksummed {
+            rest.try_get_u32().ok()?;
         }
-    };
-    let data = Data { target, spans, checksums };
+        Some(span)
+    })?;
+    let data = Data { target, spans };
     (data.payload_bytes() <= u64::from(MAX_FRAME_PAYLOAD)).then_some(Frame::Data(data))
 }
 

@@ -10,14 +10,14 @@ use crate::grant::Writer;
 /// First frame of the writer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// The writer's latest version.
+    /// The writer's version.
     pub(crate) version: u16,
     /// Names the connection among the writer's.
     pub(crate) connection: u64,
     pub(crate) writer: Writer,
     /// Whom the writer means to reach.
     pub(crate) target: Writer,
-    /// What is to carry the bytes. Version 1 knows tcp only and says nothing.
+    /// What is to carry the bytes.
     pub(crate) transport: TransportKind,
 }
 
@@ -30,7 +30,7 @@ pub(crate) enum Rejection {
     StaleWriter(Generation),
     /// Another node listens here.
     WrongNode(String),
-    /// The owner's latest version.
+    /// The owner has this version, which is another one.
     Version(u16),
     /// The owner has as many connections as it takes.
     Full,
@@ -66,7 +66,7 @@ impl Hello {
                 connection: rest.try_get_u64().ok()?,
                 writer: take_writer(&mut rest)?,
                 target: take_writer(&mut rest)?,
-                transport: rest.try_get_u8().ok().map_or(Some(TransportKind::Tcp), TransportKind::from_code)?,
+                transport: TransportKind::from_code(rest.try_get_u8().ok()?)?,
             })
         };
         fields().ok_or_else(|| WireError("malformed HELLO".into()))
@@ -119,10 +119,4 @@ pub(super) fn take_rejection(rest: &mut &[u8]) -> Option<Rejection> {
         7 => Rejection::Transport,
         _ => return None,
     })
-}
-
-/// The version that both sides speak, or `None`: each understands its own and the one before.
-pub(crate) const fn common_version(ours: u16, theirs: u16) -> Option<u16> {
-    let version = if ours < theirs { ours } else { theirs };
-    if version > 0 && ours.abs_diff(theirs) <= 1 { Some(version) } else { None }
 }

@@ -2,18 +2,21 @@
 //!
 //! ```text
 //! frame:   kind u8 | flags u8 | 0 u16 | body length u32 | body            (big endian)
-//! DATA:    batch u64 | grant u64 | part u32 | segment u32 | { offset u64 | length u32 [| crc u32] } ...     followed by the payload, spans in this order
+//! DATA:    batch u64 | grant u64 | part u32 | segment u32 | { offset u64 | length u32 } ...     followed by the payload, spans in this order
 //! COPY:    the same head | source u32 | slot u32 | token u64 | { offset u64 | length u32 | source offset u64 } ...
 //! ```
 //!
-//! HELLO and the answer to it have the same form in every version, so that two versions can tell
-//! each other which one to speak. What a later version adds stands at their ends.
+//! HELLO and the answer to it have the same form in every version, so that an owner can tell a
+//! writer which version it has. What a later version adds stands at their ends.
 //! `docs/internals/transfer-protocol.md` specifies every frame.
 
 mod endpoint;
 mod frame;
 mod hello;
+pub(crate) mod incoming;
+pub(crate) mod payload;
 mod reply;
+pub(crate) mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -29,7 +32,7 @@ pub(crate) use frame::Expect;
 pub(crate) use frame::{
     Commit, Copy, CopySpan, Data, Frame, Read, Target, put_check, put_commit, put_copy, put_data, put_fence, put_read,
 };
-pub(crate) use hello::{Hello, Rejection, common_version};
+pub(crate) use hello::{Hello, Rejection};
 #[cfg(any(test, feature = "rdma"))]
 pub(crate) use reply::MAX_OPENED_RANGES;
 pub(crate) use reply::{Reply, put_payload};
@@ -37,9 +40,7 @@ pub(crate) use reply::{Reply, put_payload};
 use crate::SegmentId;
 use crate::grant::RemoteSpan;
 
-/// Spoken by this version; the one before is understood too.
-///
-/// 2: checksums of spans, reads, and transports other than tcp.
+/// The version of the protocol. An end of another version is refused.
 pub(crate) const PROTOCOL_VERSION: u16 = 2;
 /// First bytes of a connection.
 pub(crate) const MAGIC: [u8; 8] = *b"BATONKV\n";
@@ -56,7 +57,8 @@ const MAX_READ: u32 = 1 << 30;
 const MAX_BODY: u32 = 8192;
 /// Longest message of a refusal, bytes.
 const MAX_MESSAGE: usize = 512;
-/// Flag: each span carries the CRC-32C of its bytes.
+/// Flag: a u32 follows each span. It is a CRC-32C that nothing reads: writers of earlier releases
+/// may be set to send it.
 const CHECKSUMS: u8 = 1;
 
 mod kind {

@@ -27,16 +27,15 @@ proptest! {
         let span = |&len: &u32| SpanPair { local_offset: bytes, remote_offset: tag ^ u64::from(len), len: len.into() };
         let spans: Vec<_> = lens.iter().map(span).collect();
         let remote: Vec<_> = spans.iter().map(|span| RemoteSpan { offset: span.remote_offset, len: span.len as u32 }).collect();
-        let data = Data { target, spans: remote.clone(), checksums: Vec::new() };
-        prop_assert_eq!(frame_of(|out| put_data(out, &target, &spans, &[])), Frame::Data(data));
-        let data = Data { target, spans: remote.clone(), checksums: lens.clone() };
-        prop_assert_eq!(frame_of(|out| put_data(out, &target, &spans, &lens)), Frame::Data(data));
+        let data = Data { target, spans: remote.clone() };
+        prop_assert_eq!(frame_of(|out| put_data(out, &target, &spans)), Frame::Data(data));
         let copied = remote.iter().map(|&to| CopySpan { to, from: bytes }).collect();
         let copy = Frame::Copy(Copy { target, source: SegmentId(5), slot: 3, token: tag, spans: copied });
         prop_assert_eq!(frame_of(|out| put_copy(out, &target, SegmentId(5), (3, tag), &spans)), copy);
         let commit = Commit { target, parts: 9, bytes, tag };
         prop_assert_eq!(frame_of(|out| put_commit(out, &commit)), Frame::Commit(commit));
         let others = [
+            Frame::Commit(commit),
             Frame::Cancel { batch, grant: GrantId(grant) },
             Frame::Fence { connection: bytes },
             Frame::Slots { bytes },
@@ -105,24 +104,35 @@ fn hello() -> Hello {
 fn hello_frame_round_trips_and_may_grow() {
     let hello = hello();
     let bytes = hello.encode();
+    let smallest = [
+        &b"BATONKV\n"[..],
+        &[1, 0, 0, 0, 0, 0, 0, 31, 0, 2, 0, 0, 0, 0, 0, 0, 0, 9],
+        &[0, 0, 0, 0, 0, 0, 0, 3, 1, b'p', 0, 0, 0, 0, 0, 0, 0, 4, 1, b'd', 2],
+    ];
+    assert_eq!(bytes, smallest.concat(), "the bytes of the specification");
+    assert_eq!(Reply::Welcome { version: 2 }.encode(), [64, 0, 0, 0, 0, 0, 0, 2, 0, 2]);
     let (prefix, body) = split(bytes.strip_prefix(&MAGIC).unwrap());
     assert_eq!(Hello::decode(prefix, body).as_ref(), Ok(&hello));
     assert_eq!(Hello::decode(prefix, &[body, &[1, 2, 3]].concat()), Ok(hello));
+    assert!(Hello::decode(prefix, &body[..body.len() - 1]).is_err(), "without the transport");
     assert!(Hello::decode(prefix, &body[..body.len() - 2]).is_err());
 }
 
-/// The bytes that version 1 sent, and sends.
+/// As a writer of the release before sends it if it is set to: the flag, and a CRC per span.
 #[test]
-fn wire_version_1_is_understood() {
-    let old = [
-        &b"BATONKV\n"[..],
-        &[1, 0, 0, 0, 0, 0, 0, 30, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9],
-        &[0, 0, 0, 0, 0, 0, 0, 3, 1, b'p', 0, 0, 0, 0, 0, 0, 0, 4, 1, b'd'],
-    ]
-    .concat();
-    let (prefix, body) = split(old.strip_prefix(&MAGIC).unwrap());
-    assert_eq!(Hello::decode(prefix, body), Ok(Hello { version: 1, transport: TransportKind::Tcp, ..hello() }));
-    assert_eq!(Reply::Welcome { version: 1 }.encode(), [64, 0, 0, 0, 0, 0, 0, 2, 0, 1]);
+fn checksums_of_earlier_writers_are_skipped() {
+    let id = PartId { batch: 1, part: 0 };
+    let target = Target { id, grant: GrantId(2), segment: SegmentId(3) };
+    let spans = vec![RemoteSpan { offset: 7, len: 32 }, RemoteSpan { offset: 90, len: 32 }];
+    let mut body = Vec::new();
+    put_target(&mut body, &target);
+    for span in &spans {
+        put_span(&mut body, span.offset, u64::from(span.len));
+        body.extend(0x8a91_36aa_u32.to_be_bytes());
+    }
+    let prefix = Prefix { kind: kind::DATA, flags: CHECKSUMS, body: body.len() };
+    assert_eq!(Frame::decode(prefix, &body), Ok(Frame::Data(Data { target, spans })));
+    assert!(Frame::decode(Prefix { body: body.len() - 4, ..prefix }, &body[..body.len() - 4]).is_err());
 }
 
 #[test]
@@ -135,23 +145,14 @@ fn frames_beyond_wire_bounds_are_refused() {
     let mut out = Vec::new();
     let target = Target { id: PartId { batch: 1, part: 0 }, grant: GrantId(1), segment: SegmentId(0) };
     let span = SpanPair { local_offset: 0, remote_offset: 0, len: u64::from(MAX_FRAME_PAYLOAD) };
-    put_data(&mut out, &target, &[span, SpanPair { len: 1, ..span }], &[]);
+    put_data(&mut out, &target, &[span, SpanPair { len: 1, ..span }]);
     let (prefix, body) = split(&out);
     assert!(Frame::decode(prefix, body).is_err(), "more payload than a frame may have");
     let mut many = Vec::new();
-    put_data(&mut many, &target, &[SpanPair { len: 1, ..span }; MAX_FRAME_SPANS], &[]);
+    put_data(&mut many, &target, &[SpanPair { len: 1, ..span }; MAX_FRAME_SPANS]);
     many.extend([0; 12]);
     let many_prefix = Prefix { body: many.len() - PREFIX_BYTES, ..prefix };
     assert!(Frame::decode(many_prefix, &many[PREFIX_BYTES..]).is_err(), "more spans than a frame may have");
     let long = Reply::Fault("ü".repeat(1000)).encode();
     assert_eq!(long.len(), PREFIX_BYTES + MAX_MESSAGE);
-}
-
-#[test]
-fn adjacent_wire_versions_agree_on_the_lower_one() {
-    assert_eq!(common_version(3, 3), Some(3));
-    assert_eq!(common_version(3, 4), Some(3));
-    assert_eq!(common_version(4, 3), Some(3));
-    assert_eq!(common_version(5, 3), None);
-    assert_eq!(common_version(1, 0), None);
 }

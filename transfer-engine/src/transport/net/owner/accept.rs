@@ -12,13 +12,13 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::connections::{Connections, Registered};
-use super::receive::Receiver;
-use super::shm::{Listener, check_user};
-use super::stream::Stream;
-use super::wire::{Hello, MAGIC, PROTOCOL_VERSION, Rejection, Reply, common_version};
+use super::receiver::Receiver;
 use crate::TransportKind;
 use crate::engine::Host;
 use crate::metrics::GaugeGuard;
+use crate::transport::net::shm::{Listener, check_user};
+use crate::transport::net::wire::stream::Stream;
+use crate::transport::net::wire::{Hello, MAGIC, PROTOCOL_VERSION, Rejection, Reply};
 
 /// Wait after an error of accept(2), which is mostly that of having no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -52,7 +52,7 @@ impl Handshakes {
 
 /// Connections being served, and how many may be.
 #[derive(Clone)]
-pub(super) struct Acceptor {
+pub(crate) struct Acceptor {
     host: Arc<Host>,
     connections: Arc<Connections>,
     handshakes: Arc<Handshakes>,
@@ -60,17 +60,17 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    pub(super) fn connections(&self) -> &Arc<Connections> {
+    pub(crate) fn connections(&self) -> &Arc<Connections> {
         &self.connections
     }
 
-    pub(super) fn new(host: &Arc<Host>) -> Self {
+    pub(crate) fn new(host: &Arc<Host>) -> Self {
         let places = Arc::new(Semaphore::new(host.config.max_connections));
         Self { host: Arc::clone(host), connections: Arc::default(), handshakes: Arc::default(), places }
     }
 
     /// Accepts until the engine is closed.
-    pub(super) async fn tcp(self, listener: TcpListener) {
+    pub(crate) async fn tcp(self, listener: TcpListener) {
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -84,7 +84,7 @@ impl Acceptor {
     }
 
     /// The same for processes of this host.
-    pub(super) async fn shm(self, listener: Listener) {
+    pub(crate) async fn shm(self, listener: Listener) {
         loop {
             let accepted = tokio::select! {
                 accepted = listener.socket.accept() => accepted,
@@ -112,7 +112,7 @@ impl Acceptor {
         });
     }
 
-    pub(super) async fn serve(
+    pub(crate) async fn serve(
         &self,
         stream: Stream,
         listener: TransportKind,
@@ -128,7 +128,7 @@ impl Acceptor {
         else {
             return Ok(());
         };
-        let mut receiver = Receiver::new(&self.host, (&stream, kind), &self.connections, &registered);
+        let mut receiver = Receiver::new(&self.host, &stream, kind, &self.connections, &registered);
         // Dropping the receiver ends all landing: it holds a pass only within a call that does not
         // wait. `registered` is dropped after it, and tells so.
         let mut landing = None;
@@ -150,8 +150,8 @@ impl Acceptor {
     ) -> io::Result<Option<(TransportKind, Registered, OwnedSemaphorePermit)>> {
         let hello = read_hello(stream).await?;
         match self.judge(listener, &hello).await {
-            Ok((version, registered, place)) => {
-                stream.write_all(&Reply::Welcome { version }.encode()).await?;
+            Ok((registered, place)) => {
+                stream.write_all(&Reply::Welcome { version: PROTOCOL_VERSION }.encode()).await?;
                 Ok(Some((hello.transport, registered, place)))
             }
             Err(rejection) => {
@@ -166,13 +166,15 @@ impl Acceptor {
         &self,
         listener: TransportKind,
         hello: &Hello,
-    ) -> Result<(u16, Registered, OwnedSemaphorePermit), Rejection> {
+    ) -> Result<(Registered, OwnedSemaphorePermit), Rejection> {
         // RDMA is set up over TCP.
         let rdma = self.host.rdma.get().is_some() && listener == TransportKind::Tcp;
         if hello.transport != listener && !(rdma && hello.transport == TransportKind::Rdma) {
             return Err(Rejection::Transport);
         }
-        let version = common_version(PROTOCOL_VERSION, hello.version).ok_or(Rejection::Version(PROTOCOL_VERSION))?;
+        if hello.version != PROTOCOL_VERSION {
+            return Err(Rejection::Version(PROTOCOL_VERSION));
+        }
         let config = &self.host.config;
         if hello.target.node != config.node {
             return Err(Rejection::WrongNode(config.node.to_string()));
@@ -181,7 +183,7 @@ impl Acceptor {
             return Err(Rejection::StaleTarget(config.generation));
         }
         let place = self.place().await.ok_or(Rejection::Full)?;
-        Ok((version, self.connections.register(&hello.writer, hello.connection)?, place))
+        Ok((self.connections.register(&hello.writer, hello.connection)?, place))
     }
 
     /// A place among those served; if there is none, that of the one idle for longest.

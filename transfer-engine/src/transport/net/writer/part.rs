@@ -9,53 +9,52 @@ use baton_types::GrantId;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::lane::Lane;
-use super::payload::Cursor;
 use super::route::Route;
-use super::shm::Armed;
-use super::wire::{Commit, PartId, Target};
 use crate::batch::Op;
 use crate::error::{Refusal, RefusalReason};
 use crate::fence_guard::FenceGuard;
 use crate::path::InFlight;
-use crate::{Priority, SegmentId, SpanPair, TransportKind};
+use crate::transport::net::shm::Armed;
+use crate::transport::net::wire::payload::Cursor;
+use crate::transport::net::wire::{Commit, PartId, Target};
+use crate::{SegmentId, SpanPair, TransportKind};
 
 /// A part of a batch.
 pub(crate) struct Part {
-    pub(super) op: Op,
-    pub(super) id: PartId,
+    pub(crate) op: Op,
+    pub(crate) id: PartId,
     /// Parts of the batch.
-    pub(super) parts: u32,
-    pub(super) grant: GrantId,
+    pub(crate) parts: u32,
+    pub(crate) grant: GrantId,
     /// The owner's segment.
-    pub(super) segment: SegmentId,
-    pub(super) tag: u64,
-    pub(super) priority: Priority,
+    pub(crate) segment: SegmentId,
+    pub(crate) tag: u64,
     /// This side's memory, and its name here.
-    pub(super) local: Arc<MemoryRegion>,
-    pub(super) local_segment: SegmentId,
-    pub(super) fence: Arc<FenceGuard>,
-    pub(super) spans: Vec<SpanPair>,
-    pub(super) bytes: u64,
+    pub(crate) local: Arc<MemoryRegion>,
+    pub(crate) local_segment: SegmentId,
+    pub(crate) fence: Arc<FenceGuard>,
+    pub(crate) spans: Vec<SpanPair>,
+    pub(crate) bytes: u64,
 }
 
 impl Part {
-    pub(super) fn target(&self) -> Target {
+    pub(crate) fn target(&self) -> Target {
         Target { id: self.id, grant: self.grant, segment: self.segment }
     }
 
-    pub(super) fn trailer(&self) -> Commit {
+    pub(crate) fn trailer(&self) -> Commit {
         Commit { target: self.target(), parts: self.parts, bytes: self.bytes, tag: self.tag }
     }
 }
 
 /// What a part is answered with whose remote spans the owner's memory has not.
-pub(super) fn too_short(segment: SegmentId) -> Refusal {
+pub(crate) fn too_short(segment: SegmentId) -> Refusal {
     let message = format!("the owner's segment {segment} is shorter than its descriptor says");
     Refusal::new(RefusalReason::OutOfRange, message)
 }
 
 /// What became of a part that was given to a lane. A part whose batch is over has none.
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     /// Its bytes are visible at the owner. What carried them.
     Acknowledged { by: TransportKind, bytes: u64 },
     /// The owner does not want it.
@@ -68,15 +67,32 @@ pub(super) enum Outcome {
 
 /// A part was given to a lane that has ended.
 #[derive(Clone)]
-pub(super) struct Loss {
-    pub(super) part: u32,
-    pub(super) lane: u64,
-    pub(super) route: Arc<Route>,
+pub(crate) struct Loss {
+    pub(crate) part: u32,
+    pub(crate) lane: u64,
+    pub(crate) route: Arc<Route>,
     /// When the lane ended.
-    pub(super) at: Instant,
+    pub(crate) at: Instant,
     /// Whether some of the part may have left.
-    pub(super) begun: bool,
-    pub(super) end: LaneEnd,
+    pub(crate) begun: bool,
+    pub(crate) end: LaneEnd,
+}
+
+/// What became of sending a part.
+pub(crate) enum Carried {
+    /// It is on its way, and will be answered.
+    Sent,
+    /// Its batch is over and the peer knows, or it was answered here. Nothing more comes of it.
+    Over,
+}
+
+/// What a part under way has, by what carries it.
+pub(crate) enum InHand {
+    Nothing,
+    /// The owner may fetch it as long as this lives (shm).
+    Armed(#[expect(dead_code, reason = "held for its end")] Armed),
+    /// How much of a read has come (tcp).
+    Landing(Cursor),
 }
 
 /// Why a lane ended.
@@ -102,32 +118,27 @@ impl From<io::Error> for LaneEnd {
 }
 
 /// A part on its way through a lane.
-pub(super) struct Sending {
-    pub(super) part: Arc<Part>,
+pub(crate) struct Sending {
+    pub(crate) part: Arc<Part>,
     /// Connections that earlier attempts failed on.
-    pub(super) fences: Vec<u64>,
+    pub(crate) fences: Vec<u64>,
     /// Unbounded, but for each part there is at most one outcome per attempt.
-    pub(super) outcome: mpsc::UnboundedSender<Outcome>,
+    pub(crate) outcome: mpsc::UnboundedSender<Outcome>,
     /// Room among the bytes in flight to this peer, until there is an outcome.
-    pub(super) _in_flight: (OwnedSemaphorePermit, InFlight),
-    /// The right of a part of a bulk batch to be under way, until there is an outcome.
-    pub(super) _bulk: Option<OwnedSemaphorePermit>,
+    pub(crate) _in_flight: (OwnedSemaphorePermit, InFlight),
     /// Its share of its lane's load, until there is an outcome.
-    pub(super) load: Option<LaneLoad>,
-    /// The owner may fetch it as long as this lives (shm).
-    pub(super) armed: Option<Armed>,
-    /// How much of a read has come (tcp).
-    pub(super) landing: Option<Cursor>,
+    pub(crate) load: Option<LaneLoad>,
+    pub(crate) in_hand: InHand,
 }
 
 /// Counts a part among a lane's load.
-pub(super) struct LaneLoad {
+pub(crate) struct LaneLoad {
     lane: Arc<Lane>,
     bytes: u64,
 }
 
 impl LaneLoad {
-    pub(super) fn new(lane: &Arc<Lane>, part: &Part) -> Self {
+    pub(crate) fn new(lane: &Arc<Lane>, part: &Part) -> Self {
         // One more, so that parts without bytes count too.
         let bytes = part.bytes + 1;
         lane.add_load(bytes);
@@ -142,7 +153,7 @@ impl Drop for LaneLoad {
 }
 
 impl Sending {
-    pub(super) fn resolve(self, outcome: Outcome) {
+    pub(crate) fn resolve(self, outcome: Outcome) {
         // The batch may be over.
         let _ = self.outcome.send(outcome);
     }

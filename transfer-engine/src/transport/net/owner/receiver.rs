@@ -11,17 +11,16 @@ use tokio::sync::mpsc::Permit;
 use tokio::time::{timeout, timeout_at};
 
 use super::connections::{Connections, Registered};
-use super::incoming::{DROPPED_AT_ONCE, Incoming};
-use super::payload::{Cursor, checksums};
-use super::rdma::Landing;
-use super::shm::{COPY_STEP, Views, copy_in};
-use super::stream::Stream;
-use super::wire::{Commit, Copy, Data, Frame, PartId, Reply, Target};
 use crate::TransportKind;
 use crate::engine::Host;
 use crate::error::{Refusal, RefusalReason};
 use crate::grant::{Admission, Arrival, BatchKey, Grant, RemoteSpan, Trailer};
 use crate::metrics::KindMetrics;
+use crate::transport::net::rdma::Landing;
+use crate::transport::net::shm::Views;
+use crate::transport::net::wire::incoming::{DROPPED_AT_ONCE, Incoming};
+use crate::transport::net::wire::stream::Stream;
+use crate::transport::net::wire::{Commit, Frame, PartId, Read, Reply, Target};
 
 /// How often the writer of a long payload hears that it arrives.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
@@ -42,37 +41,39 @@ struct OpenPart {
 }
 
 /// One accepted connection, after its handshake.
-pub(super) struct Receiver<'a> {
-    pub(super) host: &'a Host,
-    pub(super) stream: &'a Stream,
+pub(crate) struct Receiver<'a> {
+    pub(crate) host: &'a Host,
+    pub(crate) stream: &'a Stream,
     kind: TransportKind,
-    connections: &'a Arc<Connections>,
-    pub(super) registered: &'a Registered,
+    pub(crate) connections: &'a Arc<Connections>,
+    pub(crate) registered: &'a Registered,
     open: Option<OpenPart>,
-    views: Views,
-    incoming: Incoming,
+    /// What the writer has passed (shm).
+    pub(crate) views: Views,
+    pub(crate) incoming: Incoming,
     last_reply: Instant,
 }
 
 /// What may become of bytes that come.
-enum Fate {
+pub(crate) enum Fate {
     Lands(Arc<Grant>),
     /// They are refused, or have landed before.
     Dropped,
 }
 
-pub(super) fn ended_in_transfer(grant: &Grant) -> Refusal {
+pub(crate) fn ended_in_transfer(grant: &Grant) -> Refusal {
     Refusal::new(RefusalReason::Revoked, format!("grant {} has ended in mid-transfer", grant.id.0))
 }
 
-pub(super) fn invalid(problem: impl Into<String>) -> io::Error {
+pub(crate) fn invalid(problem: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem.into())
 }
 
 impl<'a> Receiver<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         host: &'a Host,
-        (stream, kind): (&'a Stream, TransportKind),
+        stream: &'a Stream,
+        kind: TransportKind,
         connections: &'a Arc<Connections>,
         registered: &'a Registered,
     ) -> Self {
@@ -82,13 +83,13 @@ impl<'a> Receiver<'a> {
         Self { host, stream, kind, connections, registered, open: None, views, incoming, last_reply }
     }
 
-    pub(super) fn metrics(&self) -> &KindMetrics {
+    pub(crate) fn metrics(&self) -> &KindMetrics {
         self.host.metrics.of(self.kind)
     }
 
     /// Serves frames until the writer closes. A frame that breaks the protocol ends the connection,
     /// with the reason.
-    pub(super) async fn run(&mut self, landing: &mut Option<Landing>) -> io::Result<()> {
+    pub(crate) async fn run(&mut self, landing: &mut Option<Landing>) -> io::Result<()> {
         let result = match self.kind {
             TransportKind::Rdma => self.serve_rdma(landing).await,
             _ => self.serve().await,
@@ -114,48 +115,44 @@ impl<'a> Receiver<'a> {
                 Frame::Commit(commit) => self.on_commit(commit).await?,
                 Frame::Cancel { batch, grant } => self.on_cancel(batch, grant),
                 Frame::Fence { connection } => self.fence(connection)?.await,
-                other => self.on_payload(other).await?,
+                // Each kind of connection has its own frames for the bytes.
+                other => match self.kind {
+                    TransportKind::Tcp => self.on_tcp_frame(other).await?,
+                    TransportKind::Shm => self.on_shm_frame(other).await?,
+                    TransportKind::Rdma | TransportKind::Fake => return Err(self.misplaced()),
+                },
             }
         }
         Ok(())
     }
 
-    /// Each kind of connection has its own frames for the bytes.
-    async fn on_payload(&mut self, frame: Frame) -> io::Result<()> {
-        match (self.kind, frame) {
-            (TransportKind::Tcp, Frame::Data(data)) => self.on_data(data).await,
-            (TransportKind::Tcp, Frame::Read(read)) => self.on_read(read).await,
-            (TransportKind::Shm, Frame::Check(read)) => self.on_check(read).await,
-            (TransportKind::Shm, Frame::Map { segment }) => self.on_map(segment).await,
-            (TransportKind::Shm, Frame::Copy(copy)) => self.on_copy(copy).await,
-            (TransportKind::Shm, Frame::Slots { bytes }) => self.views.on_slots(self.stream, bytes).map_err(invalid),
-            (TransportKind::Shm, Frame::Source { source, bytes }) => {
-                let cache = &self.connections.views;
-                let writer = self.registered.writer();
-                self.views.on_source(self.stream, cache, writer, (source, bytes)).map_err(invalid)
-            }
-            (kind, _) => Err(invalid(format!("a frame that has no place on a connection over {kind}"))),
-        }
+    /// What a frame of another kind of connection is answered with.
+    pub(crate) fn misplaced(&self) -> io::Error {
+        invalid(format!("a frame that has no place on a connection over {}", self.kind))
     }
 
     /// The next frame's head; `None` when the writer has closed between frames. May be dropped
     /// while it waits.
-    pub(super) async fn next_frame(&mut self) -> io::Result<Option<Frame>> {
+    pub(crate) async fn next_frame(&mut self) -> io::Result<Option<Frame>> {
         let Some((prefix, body)) = self.incoming.next(self.stream).await? else { return Ok(None) };
         Ok(Some(Frame::decode(prefix, body)?))
     }
 
-    pub(super) fn patience(&self) -> Duration {
+    pub(crate) fn patience(&self) -> Duration {
         self.host.config.progress_timeout * PATIENCE
     }
 
-    pub(super) fn key(&self, batch: u64) -> BatchKey {
+    pub(crate) fn key(&self, batch: u64) -> BatchKey {
         BatchKey { writer: self.registered.writer().clone(), batch }
     }
 
-    /// Opens a part, or goes on with it. What may land of it; `None`: nothing, and its writer
-    /// knows.
-    async fn admit(&mut self, target: &Target, spans: &[RemoteSpan], place: Option<(u32, u64)>) -> io::Result<Fate> {
+    /// Opens a part, or goes on with it, and checks its spans.
+    pub(crate) async fn admit(
+        &mut self,
+        target: &Target,
+        spans: &[RemoteSpan],
+        place: Option<(u32, u64)>,
+    ) -> io::Result<Fate> {
         if self.open.as_ref().is_none_or(|open| open.id != target.id) {
             self.open = Some(OpenPart { id: target.id, received: 0, refused: false, place });
         }
@@ -182,119 +179,20 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    fn count(&mut self, bytes: u64) {
+    /// Counts bytes of the open part that came.
+    pub(crate) fn count(&mut self, bytes: u64) {
         if let Some(open) = &mut self.open {
             open.received += bytes;
         }
     }
 
-    async fn on_data(&mut self, data: Data) -> io::Result<()> {
-        let bytes = data.payload_bytes();
-        match self.admit(&data.target, &data.spans, None).await? {
-            Fate::Lands(grant) => self.land(&grant, &data).await?,
-            Fate::Dropped => self.drop_payload(bytes).await?,
-        }
-        self.count(bytes);
-        Ok(())
-    }
-
-    async fn on_copy(&mut self, copy: Copy) -> io::Result<()> {
-        let spans: Vec<_> = copy.spans.iter().map(|span| span.to).collect();
-        let landing = self.admit(&copy.target, &spans, Some((copy.slot, copy.token))).await?;
-        if let Fate::Lands(grant) = landing {
-            self.copy(&grant, &copy).await?;
-        }
-        self.count(spans.iter().map(|span| u64::from(span.len)).sum());
-        Ok(())
-    }
-
-    /// Copies spans out of the writer's memory, step by step: a fence takes effect after the step
-    /// under way.
-    async fn copy(&mut self, grant: &Grant, copy: &Copy) -> io::Result<()> {
-        let view = self.views.source(copy.source, &copy.spans).map_err(invalid)?;
-        for span in &copy.spans {
-            let mut from = span.from as usize;
-            let mut to = span.to.offset as usize;
-            let mut len = span.to.len as usize;
-            while len > 0 {
-                let step = len.min(COPY_STEP);
-                let Some(pass) = grant.fence.enter() else {
-                    return self.refuse(copy.target.id, ended_in_transfer(grant)).await;
-                };
-                copy_in(&view, from, &grant.region, to, step);
-                drop(pass);
-                from += step;
-                to += step;
-                len -= step;
-                self.on_progress(step).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Receives a payload where it belongs. A pass is taken for each piece that is there, never
-    /// while waiting. So a fence takes effect at once, in mid-frame too, and the rest is dropped.
-    async fn land(&mut self, grant: &Grant, data: &Data) -> io::Result<()> {
-        let spans = data.spans.iter().map(|span| (span.offset as usize, span.len as usize));
-        let mut cursor = Cursor::new(&grant.region, spans);
-        let limit = self.payload_limit(cursor.remaining() as u64);
-        while !cursor.is_done() {
-            let landed = match grant.fence.enter() {
-                Some(_pass) => self.incoming.try_receive(self.stream, &grant.region, &mut cursor, 0),
-                None => {
-                    self.refuse(data.target.id, ended_in_transfer(grant)).await?;
-                    return self.drop_payload(cursor.remaining() as u64).await;
-                }
-            };
-            match landed {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(bytes) => self.on_progress(bytes).await?,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.readable(grant, limit, cursor.remaining()).await?
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        self.check(grant, data)
-    }
-
-    /// Compares what has landed with its checksums. If they differ, the connection ends, and the
-    /// part is sent again over another one.
-    fn check(&self, grant: &Grant, data: &Data) -> io::Result<()> {
-        if data.checksums.is_empty() {
-            return Ok(());
-        }
-        // A grant that has ended does not take the part anyway.
-        let Some(_pass) = grant.fence.enter() else { return Ok(()) };
-        let landed = checksums(&grant.region, data.spans.iter().map(|span| (span.offset as usize, span.len as usize)));
-        let Some(wrong) = landed.iter().zip(&data.checksums).position(|(landed, sent)| landed != sent) else {
-            return Ok(());
-        };
-        self.metrics().checksum_errors.increment(1);
-        let writer = &self.registered.writer().node;
-        let span = data.spans[wrong];
-        tracing::warn!(%writer, offset = span.offset, bytes = span.len, "bytes arrived with a wrong checksum");
-        Err(io::Error::other("a wrong checksum"))
-    }
-
-    /// Waits for bytes, or for the grant's end.
-    async fn readable(&mut self, grant: &Grant, limit: Instant, missing: usize) -> io::Result<()> {
-        let limit = limit.min(baton_runtime::now() + self.patience());
-        let ready = async {
-            tokio::select! {
-                ready = self.incoming.wait_for_payload(self.stream, missing) => ready,
-                () = grant.fence.closed() => Ok(()),
-            }
-        };
-        timeout_at(limit.into(), ready).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
-    }
-
     /// When a payload must be here: a trickle is as bad as none.
-    fn payload_limit(&self, bytes: u64) -> Instant {
+    pub(crate) fn payload_limit(&self, bytes: u64) -> Instant {
         baton_runtime::now() + self.patience() + Duration::from_secs(bytes / SLOWEST)
     }
 
-    async fn on_progress(&mut self, landed: usize) -> io::Result<()> {
+    /// Says that a payload moves, now and then.
+    pub(crate) async fn on_progress(&mut self, landed: usize) -> io::Result<()> {
         self.metrics().bytes_in.increment(landed as u64);
         self.registered.touch_in_payload();
         if self.last_reply.elapsed() >= PROGRESS_INTERVAL {
@@ -305,7 +203,7 @@ impl<'a> Receiver<'a> {
         Ok(())
     }
 
-    async fn drop_payload(&mut self, mut bytes: u64) -> io::Result<()> {
+    pub(crate) async fn drop_payload(&mut self, mut bytes: u64) -> io::Result<()> {
         let limit = self.payload_limit(bytes);
         while bytes > 0 {
             let piece = bytes.min(DROPPED_AT_ONCE as u64);
@@ -317,7 +215,7 @@ impl<'a> Receiver<'a> {
         Ok(())
     }
 
-    pub(super) async fn refuse(&mut self, id: PartId, refusal: Refusal) -> io::Result<()> {
+    pub(crate) async fn refuse(&mut self, id: PartId, refusal: Refusal) -> io::Result<()> {
         self.metrics().refusals.increment(1);
         tracing::debug!(writer = %self.registered.writer().node, reason = %refusal.reason, refusal.message, "refused");
         if let Some(open) = &mut self.open {
@@ -353,7 +251,7 @@ impl<'a> Receiver<'a> {
     }
 
     /// Accounts for a part whose bytes are here, and answers.
-    pub(super) async fn settle(&mut self, room: Option<Permit<'_, Arrival>>, commit: Commit) -> io::Result<()> {
+    pub(crate) async fn settle(&mut self, room: Option<Permit<'_, Arrival>>, commit: Commit) -> io::Result<()> {
         let id = commit.target.id;
         let trailer = Trailer { part: id.part, parts: commit.parts, bytes: commit.bytes, tag: commit.tag };
         let Target { grant, segment, .. } = commit.target;
@@ -363,7 +261,22 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    pub(super) fn on_cancel(&mut self, batch: u64, grant: GrantId) {
+    /// Checks a read against its lease.
+    pub(crate) fn lease(&self, read: &Read) -> Result<Arc<Grant>, Refusal> {
+        let lease = self.host.grants.find(read.target.grant)?;
+        lease.admit_read(self.registered.writer(), read.target.segment, &read.spans, baton_runtime::now())?;
+        Ok(lease)
+    }
+
+    /// Says whether the lease covered what was read and has lived until now.
+    pub(crate) async fn on_check(&mut self, read: Read) -> io::Result<()> {
+        match self.lease(&read) {
+            Ok(_) => self.reply(&Reply::Ack(read.target.id)).await,
+            Err(refusal) => self.refuse(read.target.id, refusal).await,
+        }
+    }
+
+    pub(crate) fn on_cancel(&mut self, batch: u64, grant: GrantId) {
         self.open.take_if(|open| open.id.batch == batch);
         // A grant that has ended takes nothing any more, cancelled or not.
         if let Ok(grant) = self.host.grants.find(grant) {
@@ -372,7 +285,7 @@ impl<'a> Receiver<'a> {
     }
 
     /// Closes another connection of the writer. The future resolves once nothing of it can land.
-    pub(super) fn fence(&self, connection: u64) -> io::Result<BoxFuture<'static, ()>> {
+    pub(crate) fn fence(&self, connection: u64) -> io::Result<BoxFuture<'static, ()>> {
         if connection == self.registered.connection() {
             return Err(invalid("a connection cannot fence itself"));
         }
@@ -381,7 +294,7 @@ impl<'a> Receiver<'a> {
         Ok(Box::pin(async move { connections.fence(&writer, connection).await }))
     }
 
-    pub(super) async fn reply(&mut self, reply: &Reply) -> io::Result<()> {
+    pub(crate) async fn reply(&mut self, reply: &Reply) -> io::Result<()> {
         self.last_reply = baton_runtime::now();
         let written = timeout(self.host.config.progress_timeout, self.stream.write_all(&reply.encode())).await;
         written.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::part::{LaneEnd, Loss, Outcome, Part, Sending};
+use super::part::{InHand, LaneEnd, Loss, Outcome, Part, Sending};
 use super::peer::{Peer, Wanted};
-use super::wire::{MAX_FRAME_SPANS, PartId};
 use crate::batch::Op;
 use crate::grant::MAX_PARTS;
 use crate::path::InFlight;
 use crate::transport::Job;
-use crate::{Priority, TransferError, TransportKind, batch};
+use crate::transport::net::wire::{MAX_FRAME_SPANS, PartId};
+use crate::{TransferError, TransportKind, batch};
 
 /// Lanes tried for one part that has not begun: one may end just when it is chosen, but not for
 /// ever.
@@ -33,7 +33,7 @@ struct PartState {
 
 /// Carries a batch. Dropping it leaves parts with lanes, which stop as the batch's fence guard is
 /// closed.
-pub(super) async fn carry(peer: Arc<Peer>, job: Job) -> Result<TransportKind, TransferError> {
+pub(crate) async fn carry(peer: Arc<Peer>, job: Job) -> Result<TransportKind, TransferError> {
     let (outcomes, mut heard) = mpsc::unbounded_channel();
     let wanted = Wanted { fresh: None, without: without(&peer, &job) };
     let new = |part| PartState { part, failed: Vec::new(), losses: 0, wanted: wanted.clone() };
@@ -127,7 +127,6 @@ fn parts(job: &Job, part_bytes: u64) -> Result<Vec<Arc<Part>>, TransferError> {
         grant: job.grant,
         segment: job.segment,
         tag: job.tag,
-        priority: job.priority,
         local: Arc::clone(&job.local),
         local_segment: job.local_segment,
         fence: Arc::clone(&job.fence),
@@ -145,15 +144,6 @@ async fn send(
 ) -> Result<(), TransferError> {
     let part = &state.part;
     let bytes = state.part.bytes;
-    let _bulk = match part.priority {
-        Priority::Urgent => None,
-        // With a lane that is open already, and before it takes any of the room: those who wait for
-        // this right keep nothing from others.
-        Priority::Bulk => {
-            peer.lane(&state.wanted).await?;
-            Some(peer.host.priorities.bulk().await.ok_or(TransferError::Closed)?)
-        }
-    };
     // A part larger than all that may be in flight (of a batch so large that its parts must be)
     // waits for everything else. The limit fits into 32 bits (checked with the configuration).
     let permit = Arc::clone(&peer.in_flight)
@@ -166,17 +156,11 @@ async fn send(
         fences: state.failed.clone(),
         outcome: outcomes.clone(),
         _in_flight,
-        _bulk,
         load: None,
-        armed: None,
-        landing: None,
+        in_hand: InHand::Nothing,
     });
     for _ in 0..LANE_CHOICES {
         let lane = peer.lane(&state.wanted).await?;
-        if sending.part.op == Op::Read && lane.version < 2 {
-            let reason = format!("its version is {}, which cannot be read from", lane.version);
-            return Err(TransferError::Incompatible { node: peer.target.node.clone(), reason });
-        }
         match lane.send(sending).await {
             Ok(()) => return Ok(()),
             Err(back) => sending = back,

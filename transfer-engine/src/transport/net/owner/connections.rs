@@ -11,9 +11,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::shm::ViewCache;
-use super::wire::Rejection;
 use crate::grant::Writer;
+use crate::transport::net::shm::ViewCache;
+use crate::transport::net::wire::Rejection;
 
 /// Longest wait for a writer to say that nothing is under way under a grant any more.
 const CONFIRMATION: Duration = Duration::from_millis(500);
@@ -74,15 +74,15 @@ type Key = (Writer, u64);
 
 /// The live connections, by writer and the number that the writer gave them.
 #[derive(Default)]
-pub(super) struct Connections {
+pub(crate) struct Connections {
     live: Mutex<HashMap<Key, Live>>,
     made: Made,
     /// Writers' memory that their connections share.
-    pub(super) views: ViewCache,
+    pub(crate) views: ViewCache,
 }
 
 /// A place in [`Connections`]; dropped when the connection has ended.
-pub(super) struct Registered {
+pub(crate) struct Registered {
     connections: Arc<Connections>,
     key: Key,
     live: Live,
@@ -91,7 +91,7 @@ pub(super) struct Registered {
 impl Connections {
     /// Enters a connection. A writer's later generation ends the connections of the earlier ones,
     /// which are refused from then on as long as it has one.
-    pub(super) fn register(self: &Arc<Self>, writer: &Writer, connection: u64) -> Result<Registered, Rejection> {
+    pub(crate) fn register(self: &Arc<Self>, writer: &Writer, connection: u64) -> Result<Registered, Rejection> {
         let mut connections = self.lock();
         let same_node = connections.iter().filter(|((other, _), _)| other.node == writer.node);
         for ((other, _), live) in same_node {
@@ -114,7 +114,7 @@ impl Connections {
 
     /// Ends the connection that has been idle for longest, if any is idle. Its place is for one
     /// that has something to say.
-    pub(super) fn end_idlest(&self) -> bool {
+    pub(crate) fn end_idlest(&self) -> bool {
         let connections = self.lock();
         let idlest =
             connections.values().filter(|live| !live.kill.is_cancelled()).min_by_key(|live| live.touched.load(Relaxed));
@@ -124,7 +124,7 @@ impl Connections {
 
     /// Closes a connection of a writer; resolves once nothing of it can land. One that is not known
     /// has ended before.
-    pub(super) async fn fence(&self, writer: &Writer, connection: u64) {
+    pub(crate) async fn fence(&self, writer: &Writer, connection: u64) {
         let live = self.lock().get(&(writer.clone(), connection)).cloned();
         if let Some(live) = live {
             live.kill.cancel();
@@ -134,7 +134,7 @@ impl Connections {
 
     /// Ends what writers may still do under a grant without this processor's help. The grant's
     /// fence guard is closed.
-    pub(super) async fn fence_grant(&self, grant: GrantId) {
+    pub(crate) async fn fence_grant(&self, grant: GrantId) {
         let holders: Vec<_> = self.lock().values().filter(|live| live.opened().contains(&grant)).cloned().collect();
         join_all(holders.into_iter().map(|live| live.end_grant(grant))).await;
     }
@@ -146,44 +146,44 @@ impl Connections {
 
 impl Registered {
     /// Resolves when the connection is to end.
-    pub(super) async fn killed(&self) {
+    pub(crate) async fn killed(&self) {
         self.live.kill.cancelled().await;
     }
 
     /// Requests to end grants come here from now on. `None` the second time.
     #[cfg_attr(not(feature = "rdma"), allow(dead_code))] // for rdma
-    pub(super) fn take_revokes(&self) -> Option<mpsc::UnboundedReceiver<(GrantId, oneshot::Sender<()>)>> {
+    pub(crate) fn take_revokes(&self) -> Option<mpsc::UnboundedReceiver<(GrantId, oneshot::Sender<()>)>> {
         let (revokes, received) = mpsc::unbounded_channel();
         self.live.revokes.set(revokes).ok().map(|()| received)
     }
 
     /// Bytes may land under this grant. False: they might before, too.
     #[cfg_attr(not(feature = "rdma"), allow(dead_code))] // for rdma
-    pub(super) fn remember_grant(&self, grant: GrantId) -> bool {
+    pub(crate) fn remember_grant(&self, grant: GrantId) -> bool {
         self.live.opened().insert(grant)
     }
 
     /// No bytes may land under this grant any more.
     #[cfg_attr(not(feature = "rdma"), allow(dead_code))] // for rdma
-    pub(super) fn forget_grant(&self, grant: GrantId) {
+    pub(crate) fn forget_grant(&self, grant: GrantId) {
         self.live.opened().remove(&grant);
     }
 
     /// A frame has come.
-    pub(super) fn touch(&self) {
+    pub(crate) fn touch(&self) {
         self.live.touched.store(self.connections.made.elapsed_ms(), Relaxed);
     }
 
     /// Payload has come, and more will.
-    pub(super) fn touch_in_payload(&self) {
+    pub(crate) fn touch_in_payload(&self) {
         self.live.touched.store(self.connections.made.elapsed_ms() + PAYLOAD_GRACE_MS, Relaxed);
     }
 
-    pub(super) fn connection(&self) -> u64 {
+    pub(crate) fn connection(&self) -> u64 {
         self.key.1
     }
 
-    pub(super) fn writer(&self) -> &Writer {
+    pub(crate) fn writer(&self) -> &Writer {
         &self.key.0
     }
 }

@@ -13,7 +13,7 @@ const MAX_PIECES: usize = 256;
 
 /// A place in a list of spans of a region.
 #[derive(Debug, Clone)]
-pub(super) struct Cursor {
+pub(crate) struct Cursor {
     /// First byte and length; never empty ones.
     spans: Vec<(usize, usize)>,
     next: usize,
@@ -28,7 +28,7 @@ impl Cursor {
     ///
     /// # Panics
     /// If one is not: a bug, they have been checked.
-    pub(super) fn new(region: &MemoryRegion, spans: impl Iterator<Item = (usize, usize)>) -> Self {
+    pub(crate) fn new(region: &MemoryRegion, spans: impl Iterator<Item = (usize, usize)>) -> Self {
         let spans: Vec<_> = spans.filter(|(_, len)| *len > 0).collect();
         for &(offset, len) in &spans {
             assert!(region.contains(&(offset..offset + len)), "{len} bytes at {offset} of {}", region.len());
@@ -37,16 +37,16 @@ impl Cursor {
         Self { spans, next: 0, done: 0, remaining }
     }
 
-    pub(super) fn remaining(&self) -> usize {
+    pub(crate) fn remaining(&self) -> usize {
         self.remaining
     }
 
-    pub(super) fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.next == self.spans.len()
     }
 
     /// Moves on, at most to the end; returns how many of the bytes were beyond it.
-    pub(super) fn advance(&mut self, mut bytes: usize) -> usize {
+    pub(crate) fn advance(&mut self, mut bytes: usize) -> usize {
         while bytes > 0 && !self.is_done() {
             let step = bytes.min(self.spans[self.next].1 - self.done);
             self.done += step;
@@ -85,7 +85,7 @@ impl Cursor {
 /// to the spans, and how many ahead; 0 and 0: the peer has closed.
 ///
 /// The caller holds a pass of the fence guard of the spans: nothing else may use them.
-pub(super) fn try_receive(
+pub(crate) fn try_receive(
     stream: &Stream,
     region: &MemoryRegion,
     cursor: &mut Cursor,
@@ -126,7 +126,7 @@ pub(super) fn try_receive(
 ///
 /// # Panics
 /// If they are more than what is left of the spans.
-pub(super) fn put(region: &MemoryRegion, cursor: &mut Cursor, mut bytes: &[u8]) {
+pub(crate) fn put(region: &MemoryRegion, cursor: &mut Cursor, mut bytes: &[u8]) {
     assert!(bytes.len() <= cursor.remaining());
     while !bytes.is_empty() {
         let Some((offset, len)) = cursor.pieces().next() else { return };
@@ -138,40 +138,32 @@ pub(super) fn put(region: &MemoryRegion, cursor: &mut Cursor, mut bytes: &[u8]) 
     }
 }
 
-/// CRC-32C of each span.
-///
-/// The caller holds a pass of the fence guard of the spans: nothing writes them meanwhile.
-pub(super) fn checksums(region: &MemoryRegion, spans: impl Iterator<Item = (usize, usize)>) -> Vec<u32> {
-    // SAFETY: the caller's pass keeps writers off; `slice` checks that the span lies inside.
-    spans.map(|(offset, len)| crc32c::crc32c(unsafe { region.slice(offset..offset + len) })).collect()
-}
-
 fn piece(region: &MemoryRegion, offset: usize, len: usize) -> libc::iovec {
     // SAFETY: the span lies inside the region's one mapping (checked by the cursor).
     libc::iovec { iov_base: unsafe { region.as_ptr().add(offset) }.cast(), iov_len: len }
 }
 
 /// A frame on its way out: head, payload from a region, and what follows it.
-pub(super) struct Outgoing<'a> {
-    pub(super) head: &'a [u8],
-    pub(super) region: &'a MemoryRegion,
-    pub(super) payload: Cursor,
-    pub(super) tail: &'a [u8],
+pub(crate) struct Outgoing<'a> {
+    pub(crate) head: &'a [u8],
+    pub(crate) region: &'a MemoryRegion,
+    pub(crate) payload: Cursor,
+    pub(crate) tail: &'a [u8],
 }
 
 impl Outgoing<'_> {
-    pub(super) fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.head.is_empty() && self.payload.is_done() && self.tail.is_empty()
     }
 
-    pub(super) fn payload_is_done(&self) -> bool {
+    pub(crate) fn payload_is_done(&self) -> bool {
         self.head.is_empty() && self.payload.is_done()
     }
 
     /// Sends as much as the socket takes, without waiting, and moves on.
     ///
     /// The caller holds a pass of the fence guard of the payload: nothing writes it meanwhile.
-    pub(super) fn try_send(&mut self, stream: &Stream) -> io::Result<usize> {
+    pub(crate) fn try_send(&mut self, stream: &Stream) -> io::Result<usize> {
         let mut pieces = [NO_PIECE; MAX_PIECES];
         let count = self.fill(&mut pieces);
         // SAFETY: the pieces lie inside head, region (checked by the cursor) and tail, all of which
@@ -204,7 +196,7 @@ impl Outgoing<'_> {
     /// A copy of what is left of head and payload.
     ///
     /// The caller holds a pass of the fence guard of the payload.
-    pub(super) fn copy_rest(&self) -> Vec<u8> {
+    pub(crate) fn copy_rest(&self) -> Vec<u8> {
         // SAFETY: the batch's source is left unchanged until its fence guard is drained, and the
         // caller holds a pass of it.
         let payload = unsafe { self.payload.copy(self.region) };

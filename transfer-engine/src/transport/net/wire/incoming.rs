@@ -9,13 +9,13 @@ use tokio::time::{timeout, timeout_at};
 
 use super::payload::{Cursor, put, try_receive};
 use super::stream::Stream;
-use super::wire::{PREFIX_BYTES, Prefix};
+use super::{PREFIX_BYTES, Prefix};
 
 /// Bytes received in the same call as what is wanted: mostly the head of the next frame. A little
 /// of a payload that comes along is copied from here.
 const AHEAD: usize = 2 << 10;
 /// Dropped payload is received in pieces of this size.
-pub(super) const DROPPED_AT_ONCE: usize = 16 << 10;
+pub(crate) const DROPPED_AT_ONCE: usize = 16 << 10;
 /// A wait for payload ends when this much is there: woken for each segment, the receiver takes the
 /// processor's time that the bytes need.
 const LOW_WATER: usize = 512 << 10;
@@ -23,7 +23,7 @@ const LOW_WATER: usize = 512 << 10;
 const LOW_WATER_WAIT: Duration = Duration::from_millis(20);
 
 /// What came on one connection and is not taken yet.
-pub(super) struct Incoming {
+pub(crate) struct Incoming {
     bytes: Vec<u8>,
     /// `bytes[start..end]` came and is not taken.
     start: usize,
@@ -39,13 +39,13 @@ pub(super) struct Incoming {
 impl Incoming {
     /// Of a connection whose handshake is done. A frame whose rest does not come within `patience`
     /// is an error.
-    pub(super) fn new(patience: Duration) -> Self {
+    pub(crate) fn new(patience: Duration) -> Self {
         Self { bytes: Vec::new(), start: 0, end: 0, waits_since: None, patience, low_water: 1 }
     }
 
     /// The next frame's start and its body; `None`: the peer has closed between frames. May be
     /// dropped while it waits.
-    pub(super) async fn next(&mut self, stream: &Stream) -> io::Result<Option<(Prefix, &[u8])>> {
+    pub(crate) async fn next(&mut self, stream: &Stream) -> io::Result<Option<(Prefix, &[u8])>> {
         let prefix = loop {
             let wanted = match self.bytes[self.start..self.end].split_first_chunk::<PREFIX_BYTES>() {
                 Some((prefix, rest)) => {
@@ -110,7 +110,7 @@ impl Incoming {
     /// and moves the cursor on. 0: the peer has closed.
     ///
     /// The caller holds a pass of the fence guard of the spans: nothing else may use them.
-    pub(super) fn try_receive(
+    pub(crate) fn try_receive(
         &mut self,
         stream: &Stream,
         region: &MemoryRegion,
@@ -132,7 +132,7 @@ impl Incoming {
     }
 
     /// Drops so many bytes of a payload.
-    pub(super) async fn drop_all(&mut self, stream: &Stream, mut bytes: usize) -> io::Result<()> {
+    pub(crate) async fn drop_all(&mut self, stream: &Stream, mut bytes: usize) -> io::Result<()> {
         loop {
             let dropped = bytes.min(self.end - self.start);
             self.start += dropped;
@@ -158,7 +158,7 @@ impl Incoming {
 
     /// Waits for payload of which `missing` bytes are missing: for much of it if it comes fast,
     /// else for any.
-    pub(super) async fn wait_for_payload(&mut self, stream: &Stream, missing: usize) -> io::Result<()> {
+    pub(crate) async fn wait_for_payload(&mut self, stream: &Stream, missing: usize) -> io::Result<()> {
         self.set_low_water(stream, missing.min(LOW_WATER))?;
         if let Ok(ready) = timeout(LOW_WATER_WAIT, stream.readable()).await {
             return ready;
@@ -181,7 +181,7 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::super::payload::Outgoing;
-    use super::super::wire::{PartId, Reply, put_payload};
+    use super::super::{PartId, Reply, put_payload};
     use super::*;
 
     async fn pair() -> (Stream, Stream) {

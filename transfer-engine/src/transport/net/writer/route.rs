@@ -6,16 +6,17 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
 use tokio::time::timeout_at;
 
-use super::lane::{Carrier, Connected};
+use super::carrier::AnyCarrier;
+use super::lane::Connected;
 use super::peer::Peer;
-use super::rdma::{self, FollowUp, RdmaAddress};
-use super::shm::{ShmAddress, Source};
-use super::stream::Stream;
-use super::wire::{Hello, PROTOCOL_VERSION, Rejection, Reply, common_version};
 use crate::grant::Writer;
+use crate::transport::net::rdma::{self, RdmaAddress};
+use crate::transport::net::shm::{ShmAddress, ShmCarrier};
+use crate::transport::net::tcp::TcpCarrier;
+use crate::transport::net::wire::stream::Stream;
+use crate::transport::net::wire::{Hello, PROTOCOL_VERSION, Rejection, Reply};
 use crate::{TransferError, TransportKind};
 
 /// Pause after a first failed attempt; it doubles with each further one.
@@ -26,37 +27,35 @@ const REFUSALS: u32 = 3;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// One way to an owner.
-pub(super) struct Route {
-    pub(super) way: Way,
+pub(crate) struct Route {
+    pub(crate) way: Way,
     /// Most lanes over it.
-    pub(super) max_lanes: usize,
+    pub(crate) max_lanes: usize,
     /// Held by who connects.
-    pub(super) attempts: tokio::sync::Mutex<Attempts>,
+    pub(crate) attempts: tokio::sync::Mutex<Attempts>,
     /// Those of `attempts`.
     failures: Arc<AtomicU32>,
     /// There are others to the same owner.
     has_others: AtomicBool,
     /// It is being tried in the background; batches do not wait for that.
-    pub(super) probing: AtomicBool,
+    pub(crate) probing: AtomicBool,
     /// One more connection is being opened in the background.
-    pub(super) opening: AtomicBool,
+    pub(crate) opening: AtomicBool,
 }
 
 /// Where a route leads over.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Way {
+pub(crate) enum Way {
     Rdma(RdmaAddress),
     Shm(ShmAddress),
     Tcp(String),
 }
 
-type FollowUps = mpsc::UnboundedReceiver<FollowUp>;
-
 /// Why an attempt to connect failed.
-pub(super) struct Failure {
-    pub(super) error: TransferError,
+pub(crate) struct Failure {
+    pub(crate) error: TransferError,
     /// No process listens there: the old one is gone, and what comes after it is another.
-    pub(super) refused: bool,
+    pub(crate) refused: bool,
 }
 
 impl From<TransferError> for Failure {
@@ -67,7 +66,7 @@ impl From<TransferError> for Failure {
 
 /// What connecting has come to.
 #[derive(Default)]
-pub(super) struct Attempts {
+pub(crate) struct Attempts {
     /// Failures since something was last carried: a way that connects and does not carry is a
     /// failure, too.
     failures: Arc<AtomicU32>,
@@ -81,7 +80,7 @@ pub(super) struct Attempts {
 }
 
 /// Something is going on until this is dropped, however that comes.
-pub(super) struct Busy<'a>(pub(super) &'a AtomicBool);
+pub(crate) struct Busy<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
@@ -95,11 +94,11 @@ fn pause(failures: u32) -> Duration {
 }
 
 impl Attempts {
-    pub(super) fn connected(&mut self) {
+    pub(crate) fn connected(&mut self) {
         *self = Self { failures: Arc::clone(&self.failures), ..Self::default() };
     }
 
-    pub(super) fn failed(&mut self, Failure { error, refused }: Failure) {
+    pub(crate) fn failed(&mut self, Failure { error, refused }: Failure) {
         self.refused = if refused { self.refused.saturating_add(1) } else { 0 };
         self.failures.fetch_add(1, Relaxed);
         self.last = Some((baton_runtime::now(), error));
@@ -107,19 +106,19 @@ impl Attempts {
 
     /// One more connection could not be had: no other is tried for a while. Those that have none
     /// are not concerned.
-    pub(super) fn no_more_for_now(&mut self) {
+    pub(crate) fn no_more_for_now(&mut self) {
         self.another_failures = self.another_failures.saturating_add(1);
         self.another_after = Some(baton_runtime::now() + pause(self.another_failures));
     }
 
     /// Whether the owner is taken for gone, by what was seen after `moment`.
-    pub(super) fn is_gone(&self, moment: Instant) -> bool {
+    pub(crate) fn is_gone(&self, moment: Instant) -> bool {
         self.refused >= REFUSALS && self.failed_after(moment).is_some()
     }
 
     /// When the next attempt may be made. No failure is remembered for longer than
     /// [`LONGEST_PAUSE`].
-    pub(super) fn next(&self) -> Option<Instant> {
+    pub(crate) fn next(&self) -> Option<Instant> {
         let (at, _) = self.last.as_ref()?;
         Some(*at + pause(self.failures.load(Relaxed)))
     }
@@ -130,33 +129,33 @@ impl Attempts {
     }
 
     /// Whether no attempt at another connection has failed since the last success.
-    pub(super) fn another_is_first(&self) -> bool {
+    pub(crate) fn another_is_first(&self) -> bool {
         self.another_failures == 0
     }
 
     /// Whether one for another connection may be.
-    pub(super) fn another_is_due(&self) -> bool {
+    pub(crate) fn another_is_due(&self) -> bool {
         self.is_due() && self.another_after.is_none_or(|after| after <= baton_runtime::now())
     }
 
     /// The last failure, if it came after `moment`.
-    pub(super) fn failed_after(&self, moment: Instant) -> Option<TransferError> {
+    pub(crate) fn failed_after(&self, moment: Instant) -> Option<TransferError> {
         self.last.as_ref().filter(|(at, _)| *at > moment).map(|(_, error)| error.clone())
     }
 
     /// The last failure, if its pause is not over.
-    pub(super) fn pausing(&self) -> Option<TransferError> {
+    pub(crate) fn pausing(&self) -> Option<TransferError> {
         self.last.as_ref().filter(|_| !self.is_due()).map(|(_, error)| error.clone())
     }
 
     /// The last failure, if it came after `moment` or its pause is not over.
-    pub(super) fn failure_since(&self, moment: Instant) -> Option<TransferError> {
+    pub(crate) fn failure_since(&self, moment: Instant) -> Option<TransferError> {
         self.failed_after(moment).or_else(|| self.pausing())
     }
 
     /// Makes the next attempt this caller's: others wait for another pause. The last failure, if
     /// there was one.
-    pub(super) fn take_turn(&mut self) -> Option<TransferError> {
+    pub(crate) fn take_turn(&mut self) -> Option<TransferError> {
         let (at, error) = self.last.as_mut()?;
         *at = baton_runtime::now();
         Some(error.clone())
@@ -164,7 +163,7 @@ impl Attempts {
 }
 
 impl Route {
-    pub(super) fn new(way: Way, max_lanes: usize) -> Self {
+    pub(crate) fn new(way: Way, max_lanes: usize) -> Self {
         let attempts = Attempts::default();
         Self {
             way,
@@ -179,7 +178,7 @@ impl Route {
 
     /// A connection over it has failed: if there are other ways, they are taken until this one has
     /// been tried again.
-    pub(super) fn on_failure(&self, target: &Writer, reason: &str) {
+    pub(crate) fn on_failure(&self, target: &Writer, reason: &str) {
         if self.has_others.load(Relaxed)
             // Who connects just now will find out.
             && let Ok(mut attempts) = self.attempts.try_lock()
@@ -189,18 +188,18 @@ impl Route {
     }
 
     /// Something was acknowledged.
-    pub(super) fn on_carried(&self) {
+    pub(crate) fn on_carried(&self) {
         // Mostly there is nothing to write, and many lanes look.
         if self.failures.load(Relaxed) > 0 {
             self.failures.store(0, Relaxed);
         }
     }
 
-    pub(super) fn set_has_others(&self) {
+    pub(crate) fn set_has_others(&self) {
         self.has_others.store(true, Relaxed);
     }
 
-    pub(super) fn kind(&self) -> TransportKind {
+    pub(crate) fn kind(&self) -> TransportKind {
         match self.way {
             Way::Rdma(_) => TransportKind::Rdma,
             Way::Shm(_) => TransportKind::Shm,
@@ -218,7 +217,7 @@ impl Route {
 
     /// One attempt, with its handshake. It takes at most half of the time that all may take, so
     /// that a handshake that is lost is not the end.
-    pub(super) async fn connect(&self, peer: &Peer, id: u64) -> Result<Connected, Failure> {
+    pub(crate) async fn connect(&self, peer: &Peer, id: u64) -> Result<Connected, Failure> {
         let limit = baton_runtime::now() + peer.host.config.connect_timeout / 2;
         let connected = timeout_at(limit.into(), self.greeted(peer, id)).await;
         connected.unwrap_or_else(|_| Err(self.unreachable(&peer.target, io::ErrorKind::TimedOut.into()).into()))
@@ -237,9 +236,9 @@ impl Route {
         let hello = Hello { version: PROTOCOL_VERSION, connection: id, writer, target, transport: self.kind() };
         stream.write_all(&hello.encode()).await.map_err(unreachable)?;
         match read_reply(&stream).await.map_err(unreachable)? {
-            Reply::Welcome { version } if common_version(PROTOCOL_VERSION, version) == Some(version) => {
-                let (carrier, follow_ups) = self.carrier(peer, &stream).await.map_err(unreachable)?;
-                Ok(Connected { stream, carrier, version, follow_ups })
+            Reply::Welcome { version: PROTOCOL_VERSION } => {
+                let carrier = self.carrier(peer, &stream).await.map_err(unreachable)?;
+                Ok(Connected { stream, carrier })
             }
             Reply::Reject(rejection) => Err(self.rejected(peer, rejection).into()),
             other => Err(incompatible(peer, format!("it answers the handshake with {other:?}")).into()),
@@ -254,19 +253,18 @@ impl Route {
         }
     }
 
-    async fn carrier(&self, peer: &Peer, stream: &Stream) -> io::Result<(Carrier, Option<FollowUps>)> {
+    async fn carrier(&self, peer: &Peer, stream: &Stream) -> io::Result<Box<dyn AnyCarrier>> {
         match &self.way {
-            Way::Tcp(_) => Ok((Carrier::Tcp, None)),
-            Way::Shm(_) => Ok((Carrier::Shm(Source::new()?), None)),
+            Way::Tcp(_) => Ok(Box::new(TcpCarrier)),
+            Way::Shm(_) => Ok(Box::new(ShmCarrier::new()?)),
             Way::Rdma(address) => {
                 let devices = peer.host.rdma.get().ok_or_else(|| io::Error::other("no RDMA devices here"))?;
-                let (flow, follow_ups) = rdma::connect(devices, address, stream).await?;
-                Ok((Carrier::Rdma(Box::new(flow)), Some(follow_ups)))
+                Ok(Box::new(rdma::connect(devices, address, stream).await?))
             }
         }
     }
 
-    pub(super) fn unreachable(&self, target: &Writer, error: io::Error) -> TransferError {
+    pub(crate) fn unreachable(&self, target: &Writer, error: io::Error) -> TransferError {
         TransferError::PeerUnreachable { node: target.node.clone(), address: self.address(), reason: error.to_string() }
     }
 
@@ -295,7 +293,7 @@ fn incompatible(peer: &Peer, reason: String) -> TransferError {
     TransferError::Incompatible { node: peer.target.node.clone(), reason }
 }
 
-pub(super) async fn read_reply(stream: &Stream) -> io::Result<Reply> {
+pub(crate) async fn read_reply(stream: &Stream) -> io::Result<Reply> {
     let closed = || io::Error::other("the peer closed the connection in the handshake");
     let (prefix, body) = stream.read_frame().await?.ok_or_else(closed)?;
     Ok(Reply::decode(prefix, &body)?)

@@ -12,7 +12,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::Interest;
 use tokio::net::{TcpStream, UnixStream};
 
-use super::wire::{PREFIX_BYTES, Prefix};
+use super::{PREFIX_BYTES, Prefix};
 
 /// A silent connection is probed after this long, and then as often.
 const KEEPALIVE: Duration = Duration::from_secs(15);
@@ -30,7 +30,7 @@ pub(crate) enum Stream {
 }
 
 /// As the kernel takes them.
-pub(super) const NO_PIECE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+pub(crate) const NO_PIECE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
 impl Stream {
     /// Small frames must not wait for each other, and a peer whose machine is gone must be noticed.
@@ -41,7 +41,7 @@ impl Stream {
         Ok(Self::Tcp(stream))
     }
 
-    pub(super) fn unix(stream: UnixStream) -> Self {
+    pub(crate) fn unix(stream: UnixStream) -> Self {
         Self::Unix(stream, Mutex::default())
     }
 
@@ -52,7 +52,7 @@ impl Stream {
         }
     }
 
-    pub(super) async fn readable(&self) -> io::Result<()> {
+    pub(crate) async fn readable(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.readable().await,
             Self::Unix(stream, _) => stream.readable().await,
@@ -61,7 +61,7 @@ impl Stream {
 
     /// How many bytes must be there for the connection to count as readable; its end counts always.
     /// Only for TCP.
-    pub(super) fn set_low_water(&self, bytes: usize) -> io::Result<()> {
+    pub(crate) fn set_low_water(&self, bytes: usize) -> io::Result<()> {
         if let Self::Unix(..) = self {
             return Ok(());
         }
@@ -74,7 +74,7 @@ impl Stream {
         result(set as isize).map(drop)
     }
 
-    pub(super) async fn writable(&self) -> io::Result<()> {
+    pub(crate) async fn writable(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.writable().await,
             Self::Unix(stream, _) => stream.writable().await,
@@ -89,7 +89,7 @@ impl Stream {
     }
 
     /// Receives what is there, without waiting. 0: the peer has closed.
-    pub(super) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+    pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut piece = [libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }];
         // SAFETY: the piece is the buffer, borrowed for the call.
         unsafe { self.try_receive(&mut piece) }
@@ -99,7 +99,7 @@ impl Stream {
     ///
     /// # Safety
     /// Every piece is memory that outlives the call and that nothing else uses meanwhile.
-    pub(super) unsafe fn try_receive(&self, pieces: &mut [libc::iovec]) -> io::Result<usize> {
+    pub(crate) unsafe fn try_receive(&self, pieces: &mut [libc::iovec]) -> io::Result<usize> {
         self.try_io(Interest::READABLE, || match self {
             // SAFETY: the pieces are the caller's promise; their number is at most that of an array
             // here.
@@ -113,7 +113,7 @@ impl Stream {
     ///
     /// # Safety
     /// Every piece is memory that outlives the call and that nothing writes meanwhile.
-    pub(super) unsafe fn try_send(
+    pub(crate) unsafe fn try_send(
         &self,
         pieces: &mut [libc::iovec],
         file: Option<BorrowedFd<'_>>,
@@ -135,7 +135,7 @@ impl Stream {
     }
 
     /// The oldest file that came and was not taken.
-    pub(super) fn take_file(&self) -> Option<OwnedFd> {
+    pub(crate) fn take_file(&self) -> Option<OwnedFd> {
         match self {
             Self::Tcp(_) => None,
             Self::Unix(_, files) => files.lock().unwrap_or_else(PoisonError::into_inner).pop_front(),
@@ -158,7 +158,7 @@ impl Stream {
     }
 
     /// Reads the start of a frame, and its body. `None`: the peer closed before it.
-    pub(super) async fn read_frame(&self) -> io::Result<Option<(Prefix, Vec<u8>)>> {
+    pub(crate) async fn read_frame(&self) -> io::Result<Option<(Prefix, Vec<u8>)>> {
         let mut prefix = [0; PREFIX_BYTES];
         if !self.read_exact(&mut prefix).await? {
             return Ok(None);
@@ -175,7 +175,7 @@ impl Stream {
     }
 
     /// Writes everything, and a file with the first byte.
-    pub(super) async fn write_with_file(&self, mut bytes: &[u8], mut file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    pub(crate) async fn write_with_file(&self, mut bytes: &[u8], mut file: Option<BorrowedFd<'_>>) -> io::Result<()> {
         while !bytes.is_empty() {
             let sent = {
                 let mut piece = [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];

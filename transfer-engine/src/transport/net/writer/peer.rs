@@ -11,12 +11,12 @@ use tokio::time::timeout;
 
 use super::lane::{Connected, Lane};
 use super::part::LaneEnd;
-use super::rdma::RdmaAddress;
 use super::route::{Attempts, Busy, Failure, Route, Way};
-use super::shm::ShmAddress;
 use crate::engine::Host;
 use crate::grant::Writer;
 use crate::path::{PathReport, PathStats};
+use crate::transport::net::rdma::RdmaAddress;
+use crate::transport::net::shm::ShmAddress;
 use crate::{TransferError, TransportAddress, TransportKind};
 
 /// How long a part waits for one more lane, if there is one.
@@ -26,27 +26,27 @@ const SHM_LANES: usize = 2;
 
 /// An owner, and the ways to it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct PeerKey {
-    pub(super) target: Writer,
-    pub(super) addresses: Vec<TransportAddress>,
+pub(crate) struct PeerKey {
+    pub(crate) target: Writer,
+    pub(crate) addresses: Vec<TransportAddress>,
 }
 
 /// Which lanes will do.
 #[derive(Clone)]
-pub(super) struct Wanted {
+pub(crate) struct Wanted {
     /// Only those opened after this moment, of those over this route.
-    pub(super) fresh: Option<(Instant, Arc<Route>)>,
+    pub(crate) fresh: Option<(Instant, Arc<Route>)>,
     /// None of these kinds, which cannot carry it; and why.
-    pub(super) without: Vec<(TransportKind, String)>,
+    pub(crate) without: Vec<(TransportKind, String)>,
 }
 
 /// One owner that this engine writes to.
-pub(super) struct Peer {
-    pub(super) host: Arc<Host>,
-    pub(super) target: Writer,
+pub(crate) struct Peer {
+    pub(crate) host: Arc<Host>,
+    pub(crate) target: Writer,
     /// Permits are bytes.
-    pub(super) in_flight: Arc<Semaphore>,
-    pub(super) stats: Arc<PathStats>,
+    pub(crate) in_flight: Arc<Semaphore>,
+    pub(crate) stats: Arc<PathStats>,
     /// Best first; those of one kind next to each other.
     routes: Vec<Arc<Route>>,
     lanes: Mutex<Vec<Arc<Lane>>>,
@@ -54,7 +54,7 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(host: Arc<Host>, key: PeerKey, next_connection: Arc<AtomicU64>) -> Self {
+    pub(crate) fn new(host: Arc<Host>, key: PeerKey, next_connection: Arc<AtomicU64>) -> Self {
         let in_flight = Arc::new(Semaphore::new(host.config.max_bytes_in_flight_per_peer as usize));
         let mut routes: Vec<_> = key.addresses.iter().filter_map(|address| route(&host, address)).collect();
         routes.sort_by_key(|route| route.kind().rank());
@@ -67,12 +67,12 @@ impl Peer {
         Self { host, target: key.target, in_flight, stats, routes, lanes: Mutex::default(), next_connection }
     }
 
-    pub(super) fn has_lanes(&self) -> bool {
+    pub(crate) fn has_lanes(&self) -> bool {
         !self.lanes().is_empty()
     }
 
     /// How this owner is reached.
-    pub(super) fn path(&self) -> PathReport {
+    pub(crate) fn path(&self) -> PathReport {
         self.stats.report(&self.target, self.lanes().len())
     }
 
@@ -81,13 +81,13 @@ impl Peer {
     }
 
     /// Ends every lane.
-    pub(super) fn disconnect(&self) {
+    pub(crate) fn disconnect(&self) {
         self.lanes().iter().for_each(|lane| lane.end());
     }
 
     /// A lane to send over, of the best kind that works. It is the one with the least to do, or a
     /// new one if all have much to do.
-    pub(super) async fn lane(self: &Arc<Self>, wanted: &Wanted) -> Result<Arc<Lane>, TransferError> {
+    pub(crate) async fn lane(self: &Arc<Self>, wanted: &Wanted) -> Result<Arc<Lane>, TransferError> {
         let mut failed = None;
         let mut last = None;
         let usable = |routes: &&[Arc<Route>]| wanted.without.iter().all(|(kind, _)| *kind != routes[0].kind());
@@ -332,12 +332,13 @@ impl Peer {
     }
 
     fn start(self: &Arc<Self>, route: &Arc<Route>, connected: Connected, id: u64) -> Arc<Lane> {
-        let (lane, task) = Lane::new((Arc::clone(&self.host), self.target.clone()), Arc::clone(route), connected, id);
+        let Connected { stream, carrier } = connected;
+        let (lane, task) = Lane::new(self, Arc::clone(route), stream, id);
         self.lanes().push(Arc::clone(&lane));
         let listed = Listed { peer: Arc::clone(self), id };
         let route = Arc::clone(route);
         self.host.tasks.spawn_request("transfer lane", async move {
-            let end = task.run().await;
+            let end = carrier.run(task).await;
             let node = listed.peer.target.node.clone();
             drop(listed);
             if let LaneEnd::Failed(reason) | LaneEnd::Protocol(reason) = end {

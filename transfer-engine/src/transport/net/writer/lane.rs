@@ -9,21 +9,18 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::incoming::Incoming;
-use super::part::{LaneEnd, LaneLoad, Loss, Outcome, Part, Sending};
-use super::payload::Cursor;
-use super::rdma::{Flow, FollowUp};
+use super::carrier::{AnyCarrier, Carrier, FollowUp};
+use super::part::{Carried, LaneEnd, LaneLoad, Loss, Outcome, Part, Sending};
+use super::peer::Peer;
 use super::route::Route;
-use super::shm::Source;
-use super::stream::Stream;
-use super::wire::{Frame, PartId, Reply, put_fence};
-use super::{rdma, shm, tcp};
 use crate::TransportKind;
-use crate::batch::Op;
 use crate::engine::Host;
 use crate::error::Refusal;
 use crate::grant::Writer;
 use crate::metrics::GaugeGuard;
+use crate::transport::net::wire::incoming::{DROPPED_AT_ONCE, Incoming};
+use crate::transport::net::wire::stream::Stream;
+use crate::transport::net::wire::{Frame, PartId, Reply, put_check, put_fence};
 
 /// Parts that wait for a lane; who wants to add one waits in front of it.
 const QUEUED_PARTS: usize = 128;
@@ -33,34 +30,19 @@ const MAX_UNANSWERED: usize = 1024;
 /// How often room is looked for if there is none.
 const ROOM_INTERVAL: Duration = Duration::from_micros(200);
 
-/// What carries the payload of a lane.
-pub(super) enum Carrier {
-    /// The connection itself.
-    Tcp,
-    /// The owner, who copies it from shared memory.
-    Shm(Source),
-    /// The network adapters.
-    Rdma(Box<Flow>),
-}
-
 /// A connection whose handshake is done.
-pub(super) struct Connected {
-    pub(super) stream: Stream,
-    pub(super) carrier: Carrier,
-    pub(super) version: u16,
-    /// What is to be sent after completions (rdma).
-    pub(super) follow_ups: Option<mpsc::UnboundedReceiver<FollowUp>>,
+pub(crate) struct Connected {
+    pub(crate) stream: Stream,
+    pub(crate) carrier: Box<dyn AnyCarrier>,
 }
 
 /// A lane, as those who use it see it.
-pub(super) struct Lane {
+pub(crate) struct Lane {
     /// The connection's number.
-    pub(super) id: u64,
-    pub(super) opened: Instant,
-    pub(super) kind: TransportKind,
-    pub(super) route: Arc<Route>,
-    /// Of the protocol, as agreed.
-    pub(super) version: u16,
+    pub(crate) id: u64,
+    pub(crate) opened: Instant,
+    pub(crate) kind: TransportKind,
+    pub(crate) route: Arc<Route>,
     /// Cancelled to end it from outside.
     end: CancellationToken,
     /// Boxed, as a channel keeps room for many.
@@ -71,47 +53,47 @@ pub(super) struct Lane {
 
 impl Lane {
     /// A lane over a connection whose handshake is done, and what runs it.
-    pub(super) fn new(
-        (host, target): (Arc<Host>, Writer),
-        route: Arc<Route>,
-        Connected { stream, carrier, version, follow_ups }: Connected,
-        id: u64,
-    ) -> (Arc<Self>, LaneTask) {
+    pub(crate) fn new(peer: &Peer, route: Arc<Route>, stream: Stream, id: u64) -> (Arc<Self>, LaneTask) {
         let (queue, waiting) = mpsc::channel(QUEUED_PARTS);
         let kind = route.kind();
         let opened = baton_runtime::now();
         let end = CancellationToken::new();
-        let lane = Arc::new(Self { id, opened, kind, route, version, end, queue, load: AtomicU64::new(0) });
-        let activity = AtomicU64::new(0);
-        (
-            Arc::clone(&lane),
-            LaneTask { host, target, stream, carrier, lane, waiting, follow_ups, sent: Mutex::default(), activity },
-        )
+        let lane = Arc::new(Self { id, opened, kind, route, end, queue, load: AtomicU64::new(0) });
+        let task = LaneTask {
+            host: Arc::clone(&peer.host),
+            target: peer.target.clone(),
+            stream,
+            lane: Arc::clone(&lane),
+            waiting,
+            sent: Mutex::default(),
+            activity: AtomicU64::new(0),
+        };
+        (lane, task)
     }
 
-    pub(super) fn add_load(&self, bytes: u64) {
+    pub(crate) fn add_load(&self, bytes: u64) {
         self.load.fetch_add(bytes, Relaxed);
     }
 
-    pub(super) fn sub_load(&self, bytes: u64) {
+    pub(crate) fn sub_load(&self, bytes: u64) {
         self.load.fetch_sub(bytes, Relaxed);
     }
 
-    pub(super) fn load(&self) -> u64 {
+    pub(crate) fn load(&self) -> u64 {
         self.load.load(Relaxed)
     }
 
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         !self.queue.is_closed()
     }
 
     /// Closes the connection, whatever is under way: it is sent again elsewhere.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.end.cancel();
     }
 
     /// Queues a part, or gives it back if the lane has ended.
-    pub(super) async fn send(self: &Arc<Self>, mut sending: Box<Sending>) -> Result<(), Box<Sending>> {
+    pub(crate) async fn send(self: &Arc<Self>, mut sending: Box<Sending>) -> Result<(), Box<Sending>> {
         sending.load = Some(LaneLoad::new(self, &sending.part));
         self.queue.send(sending).await.map_err(|error| error.0)
     }
@@ -135,13 +117,11 @@ impl Work {
 
 /// Runs a lane.
 pub(crate) struct LaneTask {
-    pub(super) host: Arc<Host>,
+    pub(crate) host: Arc<Host>,
     target: Writer,
-    pub(super) stream: Stream,
-    carrier: Carrier,
+    pub(crate) stream: Stream,
     lane: Arc<Lane>,
     waiting: mpsc::Receiver<Box<Sending>>,
-    follow_ups: Option<mpsc::UnboundedReceiver<FollowUp>>,
     /// Parts that were begun and have no outcome yet.
     sent: Mutex<HashMap<PartId, Box<Sending>>>,
     /// When something last moved, in microseconds since the lane was opened.
@@ -150,15 +130,15 @@ pub(crate) struct LaneTask {
 
 impl LaneTask {
     /// Sends until the lane ends. Every part given to it has had its outcome then.
-    pub(super) async fn run(mut self) -> LaneEnd {
+    pub(crate) async fn run<C: Carrier>(mut self, mut carrier: C) -> LaneEnd {
         let _open = GaugeGuard::new(&self.host.metrics.of(self.lane.kind).connections_out, 1.0);
         let (_, closed) = mpsc::channel(1);
         let mut waiting = std::mem::replace(&mut self.waiting, closed);
-        let mut follow_ups = self.follow_ups.take();
+        let mut follow_ups = carrier.follow_ups();
         let end = tokio::select! {
-            end = self.hear() => end,
-            end = self.send(&mut waiting, &mut follow_ups) => end,
-            end = self.completions() => end,
+            end = self.hear(&carrier) => end,
+            end = self.send(&carrier, &mut waiting, &mut follow_ups) => end,
+            end = carrier.completions(&self) => end,
             end = self.watch() => end,
             () = self.lane.end.cancelled() => LaneEnd::Failed("closed on demand".into()),
             () = self.host.closed.cancelled() => LaneEnd::Closing,
@@ -175,7 +155,7 @@ impl LaneTask {
         // Closed before a batch hears of the loss: a retry finds it so. With the carrier goes what
         // still reads or writes local memory.
         drop(self.stream);
-        drop(self.carrier);
+        drop(carrier);
         let lose = |sending: Box<Sending>, begun| {
             let part = sending.part.id.part;
             let route = Arc::clone(&lane.route);
@@ -189,16 +169,15 @@ impl LaneTask {
         end
     }
 
-    /// Whether spans go with their checksums: the version before knows none.
-    pub(super) fn has_checksums(&self) -> bool {
-        self.host.config.checksums && self.lane.version >= 2
+    pub(crate) fn kind(&self) -> TransportKind {
+        self.lane.kind
     }
 
-    pub(super) fn sent(&self) -> MutexGuard<'_, HashMap<PartId, Box<Sending>>> {
+    pub(crate) fn sent(&self) -> MutexGuard<'_, HashMap<PartId, Box<Sending>>> {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn touch(&self) {
+    pub(crate) fn touch(&self) {
         self.activity.store(self.lane.opened.elapsed().as_micros() as u64, Relaxed);
     }
 
@@ -222,7 +201,7 @@ impl LaneTask {
     }
 
     /// Takes replies.
-    async fn hear(&self) -> LaneEnd {
+    async fn hear(&self, carrier: &impl Carrier) -> LaneEnd {
         let mut incoming = Incoming::new(self.host.config.progress_timeout);
         loop {
             let reply = match self.reply(&mut incoming).await {
@@ -232,7 +211,7 @@ impl LaneTask {
             self.touch();
             match reply {
                 Reply::Ack(id) => {
-                    if let Err(problem) = self.acknowledge(id) {
+                    if let Err(problem) = self.acknowledge(carrier, id) {
                         return LaneEnd::Protocol(problem);
                     }
                 }
@@ -240,12 +219,13 @@ impl LaneTask {
                 Reply::Progress => {}
                 Reply::Fault(message) => return LaneEnd::Protocol(format!("the peer says: {message}")),
                 Reply::Payload { id, bytes } => {
-                    if let Err(error) = tcp::land(self, &mut incoming, id, bytes as usize).await {
+                    if let Err(error) = carrier.land(self, &mut incoming, id, bytes as usize).await {
                         return error.into();
                     }
                 }
+                Reply::Welcome { .. } | Reply::Reject(_) => return LaneEnd::Protocol("a second handshake".into()),
                 other => {
-                    if let Err(problem) = self.on_carriers_reply(other) {
+                    if let Err(problem) = carrier.on_reply(self, other) {
                         return LaneEnd::Protocol(problem);
                     }
                 }
@@ -259,14 +239,9 @@ impl LaneTask {
         Ok(Reply::decode(prefix, body).map_err(io::Error::from)?)
     }
 
-    fn acknowledge(&self, id: PartId) -> Result<(), String> {
+    fn acknowledge(&self, carrier: &impl Carrier, id: PartId) -> Result<(), String> {
         let mut sent = self.sent();
-        if let (Some(sending), Carrier::Tcp) = (sent.get(&id), &self.carrier)
-            && sending.part.op == Op::Read
-            && !sending.landing.as_ref().is_some_and(Cursor::is_done)
-            // Of a batch that is over, nothing lands.
-            && sending.part.fence.enter().is_some()
-        {
+        if sent.get(&id).is_some_and(|sending| !carrier.may_acknowledge(sending)) {
             let PartId { batch, part } = id;
             return Err(format!("part {part} of batch {batch} was acknowledged before all its bytes came"));
         }
@@ -287,25 +262,17 @@ impl LaneTask {
         }
     }
 
-    pub(super) fn forget(&self, id: PartId) -> Option<Box<Sending>> {
+    pub(crate) fn forget(&self, id: PartId) -> Option<Box<Sending>> {
         self.sent().remove(&id)
-    }
-
-    async fn completions(&self) -> LaneEnd {
-        match &self.carrier {
-            Carrier::Rdma(flow) => rdma::completions(self, flow).await,
-            Carrier::Tcp | Carrier::Shm(_) => std::future::pending().await,
-        }
     }
 
     async fn send(
         &self,
+        carrier: &impl Carrier,
         waiting: &mut mpsc::Receiver<Box<Sending>>,
-        follow_ups: &mut Option<mpsc::UnboundedReceiver<FollowUp>>,
+        follow_ups: &mut mpsc::UnboundedReceiver<FollowUp>,
     ) -> LaneEnd {
-        if let Carrier::Shm(source) = &self.carrier
-            && let Err(error) = shm::send_slots(self, source).await
-        {
+        if let Err(error) = carrier.begin(self).await {
             return error.into();
         }
         loop {
@@ -314,7 +281,7 @@ impl LaneTask {
             }
             let sending = tokio::select! {
                 biased;
-                Some(follow_up) = next(follow_ups) => match self.follow_up(follow_up).await {
+                Some(follow_up) = follow_ups.recv() => match self.follow_up(follow_up).await {
                     Ok(()) => continue,
                     Err(error) => return error.into(),
                 },
@@ -329,9 +296,9 @@ impl LaneTask {
             }
             self.touch();
             self.sent().insert(part.id, sending);
-            match self.send_part(&part, head).await {
-                Ok(true) => {}
-                Ok(false) => drop(self.forget(part.id)),
+            match carrier.carry(self, &part, head).await {
+                Ok(Carried::Sent) => {}
+                Ok(Carried::Over) => drop(self.forget(part.id)),
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                     let by = self.lane.kind;
                     let reason = error.to_string();
@@ -344,9 +311,9 @@ impl LaneTask {
 
     /// Waits while as many parts are unanswered as the owner keeps account of. What they wait for
     /// is sent meanwhile.
-    async fn make_room(&self, follow_ups: &mut Option<mpsc::UnboundedReceiver<FollowUp>>) -> io::Result<()> {
+    async fn make_room(&self, follow_ups: &mut mpsc::UnboundedReceiver<FollowUp>) -> io::Result<()> {
         while self.sent().len() >= MAX_UNANSWERED {
-            while let Some(follow_up) = follow_ups.as_mut().and_then(|follow_ups| follow_ups.try_recv().ok()) {
+            while let Ok(follow_up) = follow_ups.try_recv() {
                 self.follow_up(follow_up).await?;
             }
             baton_runtime::sleep(ROOM_INTERVAL).await;
@@ -354,56 +321,51 @@ impl LaneTask {
         Ok(())
     }
 
+    /// Sends what follows from a completion.
     async fn follow_up(&self, follow_up: FollowUp) -> io::Result<()> {
-        match &self.carrier {
-            Carrier::Rdma(flow) => flow.send_follow_up(self, follow_up).await,
-            Carrier::Tcp | Carrier::Shm(_) => Ok(()),
-        }
-    }
-
-    fn on_carriers_reply(&self, reply: Reply) -> Result<(), String> {
-        match (&self.carrier, reply) {
-            (_, Reply::Welcome { .. } | Reply::Reject(_)) => Err("a second handshake".into()),
-            (Carrier::Rdma(flow), reply) => flow.on_reply(reply),
-            (Carrier::Shm(source), Reply::Mapped { segment, bytes, .. }) => {
-                source.on_mapped(&self.stream, segment, bytes)
+        match follow_up {
+            FollowUp::Revoked(grant) => self.send_frame(&Frame::Revoked { grant }).await,
+            FollowUp::Check(id) => {
+                let part = self.sent().get(&id).map(|sending| Arc::clone(&sending.part));
+                let Some(part) = part else { return Ok(()) };
+                self.host.metrics.of(self.kind()).bytes_in.increment(part.bytes);
+                let mut out = Vec::new();
+                put_check(&mut out, &part.target(), &part.spans);
+                self.stream.write_all(&out).await
             }
-            (_, reply) => Err(format!("{reply:?} has no place on a connection over {}", self.lane.kind)),
         }
     }
 
-    /// Sends what there is of a part. False: its batch is over, and the peer knows it.
-    async fn send_part(&self, part: &Part, head: Vec<u8>) -> io::Result<bool> {
-        match (&self.carrier, part.op) {
-            (Carrier::Tcp, Op::Write) => tcp::send_part(self, part, head).await,
-            (Carrier::Tcp, Op::Read) => tcp::ask(self, part, head).await,
-            (Carrier::Shm(source), Op::Write) => shm::send_part(self, source, part, head).await,
-            (Carrier::Shm(source), Op::Read) => shm::read_part(self, source, part, head).await,
-            (Carrier::Rdma(flow), _) => rdma::carry_part(self, flow, part, head).await,
-        }
+    /// Sends one small frame.
+    pub(crate) async fn send_frame(&self, frame: &Frame) -> io::Result<()> {
+        let mut out = Vec::new();
+        frame.encode(&mut out);
+        self.stream.write_all(&out).await
     }
 
-    /// Answers a part in the owner's place. False, as its batch is over.
-    pub(super) fn refuse(&self, part: &Part, refusal: Refusal) -> io::Result<bool> {
+    /// Receives so many bytes of a payload, and drops them.
+    pub(crate) async fn drop_payload(&self, incoming: &mut Incoming, mut bytes: usize) -> io::Result<()> {
+        while bytes > 0 {
+            let piece = bytes.min(DROPPED_AT_ONCE);
+            incoming.drop_all(&self.stream, piece).await?;
+            self.touch();
+            bytes -= piece;
+        }
+        Ok(())
+    }
+
+    /// Answers a part in the owner's place.
+    pub(crate) fn refuse(&self, part: &Part, refusal: Refusal) -> io::Result<Carried> {
         self.resolve(part.id, Outcome::Refused(refusal));
-        Ok(false)
+        Ok(Carried::Over)
     }
 
     /// Tells the peer that a batch is over, if it has seen anything of it here.
-    pub(super) async fn give_up(&self, part: &Part, begun: bool) -> io::Result<bool> {
+    pub(crate) async fn give_up(&self, part: &Part, begun: bool) -> io::Result<Carried> {
         if begun {
-            let mut cancel = Vec::new();
-            Frame::Cancel { batch: part.id.batch, grant: part.grant }.encode(&mut cancel);
-            self.stream.write_all(&cancel).await?;
+            self.send_frame(&Frame::Cancel { batch: part.id.batch, grant: part.grant }).await?;
         }
-        Ok(false)
-    }
-}
-
-async fn next(follow_ups: &mut Option<mpsc::UnboundedReceiver<FollowUp>>) -> Option<FollowUp> {
-    match follow_ups {
-        Some(follow_ups) => follow_ups.recv().await,
-        None => std::future::pending().await,
+        Ok(Carried::Over)
     }
 }
 
