@@ -185,8 +185,7 @@ impl<'a, 'p> Loader<'a, 'p> {
         Ok(Matrix::new(parts))
     }
 
-    /// Tensors, one below the other, as f32, as bfloat16 if all products are, or, the same numbers,
-    /// as the file's halves.
+    /// Tensors, one below the other, as f32 or, the same numbers, as the file's halves.
     fn expanded(&self, tensors: &[(Rows, TensorView<'_>)], columns: usize) -> Result<MatrixPart, EngineError> {
         let read = |range: Range<usize>, to: &mut [f32]| {
             range.zip(to.chunks_exact_mut(columns)).try_for_each(|(row, to)| {
@@ -197,7 +196,6 @@ impl<'a, 'p> Loader<'a, 'p> {
         let first = tensors[0].1.dtype;
         // Halves, if all of them are of one kind: the same numbers in half the memory.
         let element = match first.quant_format() {
-            _ if self.compute_dtype == ComputeDtype::Bf16 => Dtype::BF16,
             // Products with bfloat16 weights round the activations.
             None if first == Dtype::BF16 && self.compute_dtype == ComputeDtype::F32 => Dtype::F32,
             None if tensors.iter().all(|(_, tensor)| tensor.dtype == first) => first,
@@ -214,12 +212,7 @@ impl<'a, 'p> Loader<'a, 'p> {
         };
         let dtype = tensors[0].1.dtype;
         let shape = (rows(tensors), columns);
-        let matrix = QuantizedMatrix::pack(self.threads, &self.memory, dtype, shape, read)?;
-        Ok(if self.compute_dtype == ComputeDtype::Bf16 {
-            MatrixPart::Unpacked(matrix)
-        } else {
-            MatrixPart::Quantized(matrix)
-        })
+        Ok(MatrixPart::Quantized(QuantizedMatrix::pack(self.threads, &self.memory, dtype, shape, read)?))
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {

@@ -4,7 +4,7 @@ use baton_formats::Dtype;
 
 use crate::kernels::{Isa, Rows, SharedRows, Threads};
 
-use super::matmul::{PackedMatrix, RoundedMatrix, gated_matmul, rounded_matmul, single_matmul};
+use super::matmul::{PackedMatrix, gated_matmul, rounded_matmul, single_matmul};
 use super::product_buffers::ProductBuffers;
 use super::quantize::QuantizedRows;
 use super::quantized::{gated_quantized_matmul, quantized_matmul};
@@ -18,30 +18,27 @@ pub(crate) enum MatrixPart {
     Float(PackedMatrix),
     /// Quants and scales, whose products take quantized activations.
     Quantized(QuantizedMatrix),
-    /// Quants and scales, whose products are of bfloat16.
-    Unpacked(QuantizedMatrix),
 }
 
 impl MatrixPart {
     fn outputs(&self) -> usize {
         match self {
             Self::Float(matrix) => matrix.outputs(),
-            Self::Quantized(matrix) | Self::Unpacked(matrix) => matrix.outputs(),
+            Self::Quantized(matrix) => matrix.outputs(),
         }
     }
 
     fn copy_row(&self, row: usize, to: &mut [f32]) {
         match self {
             Self::Float(matrix) => matrix.copy_row(row, to),
-            Self::Quantized(matrix) | Self::Unpacked(matrix) => matrix.copy_row(row, to),
+            Self::Quantized(matrix) => matrix.copy_row(row, to),
         }
     }
 
     fn form(&self) -> Form<'_> {
         match self {
-            Self::Float(matrix) if matrix.is_rounded() => Form::Rounded(RoundedMatrix::Packed(matrix)),
+            Self::Float(matrix) if matrix.is_rounded() => Form::Rounded(matrix),
             Self::Float(matrix) => Form::Single(matrix),
-            Self::Unpacked(matrix) => Form::Rounded(RoundedMatrix::Unpacked(matrix)),
             Self::Quantized(matrix) => Form::Quantized(matrix),
         }
     }
@@ -58,7 +55,7 @@ impl MatrixPart {
 /// A part by what its products take.
 enum Form<'a> {
     Single(&'a PackedMatrix),
-    Rounded(RoundedMatrix<'a>),
+    Rounded(&'a PackedMatrix),
     Quantized(&'a QuantizedMatrix),
 }
 
@@ -112,7 +109,7 @@ impl Matrix {
     fn inputs(&self) -> usize {
         match &self.parts[0] {
             MatrixPart::Float(matrix) => matrix.inputs(),
-            MatrixPart::Quantized(matrix) | MatrixPart::Unpacked(matrix) => matrix.inputs(),
+            MatrixPart::Quantized(matrix) => matrix.inputs(),
         }
     }
 
@@ -239,7 +236,7 @@ pub(crate) fn linear(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, y
         let to = Destination { y: &y, column, target };
         match part.form() {
             Form::Single(matrix) => single_matmul(isa, threads, &inputs.single, matrix, to),
-            Form::Rounded(matrix) => rounded_matmul(isa, threads, &inputs.rounded, matrix, &inputs.products, to),
+            Form::Rounded(matrix) => rounded_matmul(isa, threads, &inputs.rounded, matrix, to),
             Form::Quantized(matrix) => quantized_matmul(isa, threads, &inputs.quantized, matrix, to),
         }
         column += part.outputs();

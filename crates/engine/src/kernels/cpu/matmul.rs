@@ -23,12 +23,10 @@ use crate::kernels::pairs::{Number, PAIR, Pairs, Single, numbers, numbers_mut};
 use crate::kernels::{Isa, Rows, SharedRows, Threads, WeightBytes, WeightMemory};
 
 use super::linear::{Destination, Target};
-use super::product_buffers::{GATE_STRIDE, GATES, ProductBuffer, ProductBuffers};
-use super::quantized_matrix::QuantizedMatrix;
+use super::product_buffers::{GATE_STRIDE, GATES, ProductBuffers};
 use super::rounded::RoundedRows;
 use super::swiglu::gate_of;
 use super::tile::{Ahead, Extent, Operand, TILE_BLOCK, product, shape};
-use super::unpacked::unpack;
 
 /// Outputs of one packed tile.
 const TILE_OUTPUTS: usize = 2 * LANES;
@@ -46,9 +44,6 @@ const TILE_DEPTH_BLOCK: usize = 576;
 /// Bytes of activations that matrix tiles take against a packed tile before the next. As many as
 /// leave room in a second-level cache of 2 MB, for weights are read again for each such block.
 const TILE_ROW_BYTES: usize = 768 << 10;
-/// Bytes of the weights of a packed tile that are unpacked at once.
-pub(super) const UNPACKED_BYTES: usize =
-    size_of::<bf16>() * TILE_OUTPUTS * if TILE_DEPTH_BLOCK > DEPTH_BLOCK { TILE_DEPTH_BLOCK } else { DEPTH_BLOCK };
 /// Multiply-adds below which waking another thread does not pay (some 10 us of work).
 const PARALLEL_WORK: usize = 200_000;
 
@@ -108,6 +103,11 @@ impl PackedMatrix {
         self.element == Dtype::BF16
     }
 
+    /// Whether each half of the outputs is whole packed tiles.
+    pub fn halves_are_whole_tiles(&self) -> bool {
+        self.outputs.is_multiple_of(2 * TILE_OUTPUTS)
+    }
+
     /// One row of the weight matrix: an embedding, if the matrix is the head too.
     pub fn copy_row(&self, row: usize, to: &mut [f32]) {
         assert!(row < self.outputs && to.len() == self.inputs, "row {row} of {}", self.outputs);
@@ -123,6 +123,21 @@ impl PackedMatrix {
         for (input, x) in to.iter_mut().enumerate() {
             *x = packed_tile[place::<N>(row % TILE_OUTPUTS, input)].to_f32();
         }
+    }
+
+    /// Some inputs of a packed tile, in pairs: `[depth / 2][2 x 16 outputs, pairs]`.
+    #[inline(always)]
+    fn weights<N: Number>(&self, packed_tile: usize, depth: Range<usize>) -> *const N {
+        let elements = packed_elements(self.inputs);
+        numbers::<N>(&self.packed_tiles)[packed_tile * elements..][..elements][depth.start / 2 * TILE_PAIR..].as_ptr()
+    }
+
+    /// The memory that these are read from. The packed tile may be one past the last.
+    #[inline(always)]
+    fn bytes<N: Number>(&self, packed_tile: usize, depth: Range<usize>) -> (*const u8, usize) {
+        let bytes = |elements: usize| elements * size_of::<N>();
+        let at = bytes(packed_tile * packed_elements(self.inputs) + depth.start / 2 * TILE_PAIR);
+        (self.packed_tiles.as_ptr().wrapping_add(at), bytes(depth.len() / 2 * TILE_PAIR))
     }
 }
 
@@ -156,52 +171,17 @@ pub(super) fn single_matmul(isa: Isa, threads: &Threads, x: &Rows, w: &PackedMat
     shape.for_each(threads, |_, part| single_products(isa, x, w, to, part));
 }
 
-/// A matrix whose products are of bfloat16.
-#[derive(Clone, Copy)]
-pub(super) enum RoundedMatrix<'a> {
-    Packed(&'a PackedMatrix),
-    Unpacked(&'a QuantizedMatrix),
-}
-
-impl RoundedMatrix<'_> {
-    fn outputs(&self) -> usize {
-        match self {
-            Self::Packed(matrix) => matrix.outputs,
-            Self::Unpacked(matrix) => matrix.outputs(),
-        }
-    }
-
-    fn inputs(&self) -> usize {
-        match self {
-            Self::Packed(matrix) => matrix.inputs,
-            Self::Unpacked(matrix) => matrix.inputs(),
-        }
-    }
-
-    /// Whether each half of the outputs is whole packed tiles.
-    pub fn halves_are_whole_tiles(&self) -> bool {
-        self.outputs().is_multiple_of(2 * TILE_OUTPUTS)
-    }
-}
-
 /// Where products of bfloat16 go.
 #[derive(Clone, Copy)]
 enum Output<'a> {
     Rows(Destination<'a>),
     /// silu(gate) x up, rounded.
-    Gated(SharedRows<'a, bf16>),
+    Gated(SharedRows<'a, bf16>, &'a ProductBuffers),
 }
 
 /// Y = X W^T, or Y += X W^T, of bfloat16.
-pub(super) fn rounded_matmul(
-    isa: Isa,
-    threads: &Threads,
-    x: &RoundedRows,
-    w: RoundedMatrix<'_>,
-    buffers: &ProductBuffers,
-    to: Destination<'_>,
-) {
-    rounded_tasks(isa, threads, x, w, buffers, Output::Rows(to));
+pub(super) fn rounded_matmul(isa: Isa, threads: &Threads, x: &RoundedRows, w: &PackedMatrix, to: Destination<'_>) {
+    rounded_tasks(isa, threads, x, w, Output::Rows(to));
 }
 
 /// silu(gate) x up, rounded, where gate and up are the halves of X W^T, each of whole packed tiles.
@@ -210,38 +190,37 @@ pub(super) fn gated_matmul(
     isa: Isa,
     threads: &Threads,
     x: &RoundedRows,
-    w: RoundedMatrix<'_>,
+    w: &PackedMatrix,
     buffers: &ProductBuffers,
     to: &mut RoundedRows,
 ) {
     assert!(w.halves_are_whole_tiles(), "halves of whole packed tiles");
-    to.resize(x.rows(), w.outputs() / 2);
-    rounded_tasks(isa, threads, x, w, buffers, Output::Gated(to.share()));
+    to.resize(x.rows(), w.outputs / 2);
+    rounded_tasks(isa, threads, x, w, Output::Gated(to.share(), buffers));
 }
 
-fn rounded_tasks(
-    isa: Isa,
-    threads: &Threads,
-    x: &RoundedRows,
-    w: RoundedMatrix<'_>,
-    buffers: &ProductBuffers,
-    to: Output<'_>,
-) {
-    let outputs = if matches!(to, Output::Gated(_)) { w.outputs() / 2 } else { w.outputs() };
+fn rounded_tasks(isa: Isa, threads: &Threads, x: &RoundedRows, w: &PackedMatrix, to: Output<'_>) {
+    assert!(w.is_rounded(), "weights of bfloat16");
+    let outputs = if let Output::Gated(..) = to { w.outputs / 2 } else { w.outputs };
     let row_block = match isa.has_tiles() {
-        true => (TILE_ROW_BYTES / (size_of::<bf16>() * w.inputs()) / TILE_BLOCK).max(1) * TILE_BLOCK,
+        true => (TILE_ROW_BYTES / (size_of::<bf16>() * w.inputs) / TILE_BLOCK).max(1) * TILE_BLOCK,
         false => ROW_BLOCK,
     };
     let shape = TaskShape {
         rows: x.rows(),
         row_block,
         packed_tiles: outputs.div_ceil(TILE_OUTPUTS),
-        work: w.outputs() * w.inputs(),
+        work: w.outputs * w.inputs,
     };
     shape.for_each(threads, |worker, part| {
-        let gate_rows = if matches!(to, Output::Gated(_)) { part.rows.len().next_multiple_of(TILE_BLOCK) } else { 0 };
-        let mut buffer = buffers.lock(worker, gate_rows);
-        rounded_products(isa, x, w, &mut buffer, to, part);
+        let x = Operand { at: x.as_ptr(), stride: x.stride() };
+        match to {
+            Output::Rows(to) => rounded_products(isa, x, w, to, part),
+            Output::Gated(to, buffers) => {
+                let mut gates = buffers.lock(worker, part.rows.len().next_multiple_of(TILE_BLOCK));
+                gated_products(isa, x, w, &mut gates, to, part);
+            }
+        }
     });
 }
 
@@ -297,88 +276,13 @@ impl Part {
     }
 }
 
-fn rounded_products(
-    isa: Isa,
-    x: &RoundedRows,
-    w: RoundedMatrix<'_>,
-    buffer: &mut ProductBuffer,
-    to: Output<'_>,
-    part: Part,
-) {
-    let x = Operand { at: x.as_ptr(), stride: x.stride() };
-    let ProductBuffer { gates, weights } = buffer;
-    let room = numbers_mut(weights);
-    match (w, to) {
-        (RoundedMatrix::Packed(w), Output::Rows(to)) => packed_products(isa, x, w, to, part),
-        (RoundedMatrix::Unpacked(w), Output::Rows(to)) => {
-            unpacked_products(isa, x, Unpacked { w, isa }, room, to, part)
-        }
-        (RoundedMatrix::Packed(w), Output::Gated(to)) => packed_gated(isa, x, w, gates, to, part),
-        (RoundedMatrix::Unpacked(w), Output::Gated(to)) => {
-            unpacked_gated(isa, x, Unpacked { w, isa }, room, gates, to, part)
-        }
-    }
-}
-
 // Each is compiled apart: as one function they would take minutes.
 per_isa! {
-    fn packed_products(x: Operand<*const bf16>, w: &PackedMatrix, to: Destination<'_>, part: Part) = packed_products_of<Pairs>
+    fn rounded_products(x: Operand<*const bf16>, w: &PackedMatrix, to: Destination<'_>, part: Part) = products<Pairs>
 }
 
 per_isa! {
-    fn unpacked_products(x: Operand<*const bf16>, w: Unpacked<'_>, room: &mut [bf16], to: Destination<'_>, part: Part) = unpacked_products_of<Pairs>
-}
-
-per_isa! {
-    fn packed_gated(x: Operand<*const bf16>, w: &PackedMatrix, gates: &mut [f32], to: SharedRows<'_, bf16>, part: Part) = packed_gated_of<Pairs>
-}
-
-per_isa! {
-    fn unpacked_gated(x: Operand<*const bf16>, w: Unpacked<'_>, room: &mut [bf16], gates: &mut [f32], to: SharedRows<'_, bf16>, part: Part) = unpacked_gated_of<Pairs>
-}
-
-#[inline(always)]
-fn packed_products_of<P: Pairs<Input = bf16, Weight = bf16>>(
-    x: Operand<*const bf16>,
-    w: &PackedMatrix,
-    to: Destination<'_>,
-    part: Part,
-) {
-    products::<P, _>(x, w, &mut [], to, part);
-}
-
-#[inline(always)]
-fn unpacked_products_of<P: Pairs<Input = bf16, Weight = bf16>>(
-    x: Operand<*const bf16>,
-    w: Unpacked<'_>,
-    room: &mut [bf16],
-    to: Destination<'_>,
-    part: Part,
-) {
-    products::<P, _>(x, &w, room, to, part);
-}
-
-#[inline(always)]
-fn packed_gated_of<P: Pairs<Input = bf16, Weight = bf16>>(
-    x: Operand<*const bf16>,
-    w: &PackedMatrix,
-    gates: &mut [f32],
-    to: SharedRows<'_, bf16>,
-    part: Part,
-) {
-    gated_products::<P, _>(x, w, &mut [], gates, to, part);
-}
-
-#[inline(always)]
-fn unpacked_gated_of<P: Pairs<Input = bf16, Weight = bf16>>(
-    x: Operand<*const bf16>,
-    w: Unpacked<'_>,
-    room: &mut [bf16],
-    gates: &mut [f32],
-    to: SharedRows<'_, bf16>,
-    part: Part,
-) {
-    gated_products::<P, _>(x, &w, room, gates, to, part);
+    fn gated_products(x: Operand<*const bf16>, w: &PackedMatrix, gates: &mut [f32], to: SharedRows<'_, bf16>, part: Part) = gated_products_of<Pairs>
 }
 
 per_isa! {
@@ -389,118 +293,43 @@ per_isa! {
 fn single_products_of<V: F32x16>(x: &Rows, w: &PackedMatrix, to: Destination<'_>, part: Part) {
     let x = Operand { at: x.as_ptr(), stride: x.stride() };
     match w.element {
-        Dtype::F16 => products::<Single<V, f16>, _>(x, w, &mut [], to, part),
-        _ => products::<Single<V, f32>, _>(x, w, &mut [], to, part),
-    }
-}
-
-/// A matrix that gives its weights as packed tiles of 32 outputs.
-trait PackedTiles<P: Pairs> {
-    fn inputs(&self) -> usize;
-    fn outputs(&self) -> usize;
-
-    /// Some inputs of a packed tile, in pairs: `[depth / 2][2 x 16 outputs, pairs]`. `room` has
-    /// room for them if they are not in memory like that.
-    fn weights(&self, packed_tile: usize, depth: Range<usize>, room: &mut [P::Weight]) -> *const P::Weight;
-
-    /// The memory that these are read from. The packed tile may be one past the last.
-    fn bytes(&self, packed_tile: usize, depth: Range<usize>) -> (*const u8, usize);
-}
-
-impl<P: Pairs> PackedTiles<P> for PackedMatrix {
-    fn inputs(&self) -> usize {
-        self.inputs
-    }
-
-    fn outputs(&self) -> usize {
-        self.outputs
-    }
-
-    #[inline(always)]
-    fn weights(&self, packed_tile: usize, depth: Range<usize>, _: &mut [P::Weight]) -> *const P::Weight {
-        let elements = packed_elements(self.inputs);
-        numbers::<P::Weight>(&self.packed_tiles)[packed_tile * elements..][..elements][depth.start / 2 * TILE_PAIR..]
-            .as_ptr()
-    }
-
-    #[inline(always)]
-    fn bytes(&self, packed_tile: usize, depth: Range<usize>) -> (*const u8, usize) {
-        let bytes = |elements: usize| elements * size_of::<P::Weight>();
-        let at = bytes(packed_tile * packed_elements(self.inputs) + depth.start / 2 * TILE_PAIR);
-        (self.packed_tiles.as_ptr().wrapping_add(at), bytes(depth.len() / 2 * TILE_PAIR))
-    }
-}
-
-/// A quantized matrix whose weights are unpacked before their products.
-#[derive(Clone, Copy)]
-struct Unpacked<'a> {
-    w: &'a QuantizedMatrix,
-    isa: Isa,
-}
-
-impl<P: Pairs<Weight = bf16>> PackedTiles<P> for Unpacked<'_> {
-    fn inputs(&self) -> usize {
-        self.w.inputs()
-    }
-
-    fn outputs(&self) -> usize {
-        self.w.outputs()
-    }
-
-    #[inline(always)]
-    fn weights(&self, packed_tile: usize, depth: Range<usize>, room: &mut [bf16]) -> *const bf16 {
-        let room = &mut room[..depth.len() * TILE_OUTPUTS];
-        unpack(self.isa, self.w, packed_tile, depth, room);
-        room.as_ptr()
-    }
-
-    #[inline(always)]
-    fn bytes(&self, packed_tile: usize, depth: Range<usize>) -> (*const u8, usize) {
-        self.w.code_bytes(2 * packed_tile, depth)
+        Dtype::F16 => products::<Single<V, f16>>(x, w, to, part),
+        _ => products::<Single<V, f32>>(x, w, to, part),
     }
 }
 
 /// `x` has the rows of the part.
 #[inline(always)]
-fn products<P: Pairs, W: PackedTiles<P>>(
-    x: Operand<*const P::Input>,
-    w: &W,
-    room: &mut [P::Weight],
-    to: Destination<'_>,
-    part: Part,
-) {
+fn products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, to: Destination<'_>, part: Part) {
     let Destination { y, column, target } = to;
     for packed_tile in part.packed_tiles.clone() {
         // Rows of Y have room for a multiple of 16 columns, so only whole vectors are left out.
-        let columns = (w.outputs() - packed_tile * TILE_OUTPUTS).div_ceil(LANES).min(TILE_OUTPUTS / LANES) * LANES;
+        let columns = (w.outputs - packed_tile * TILE_OUTPUTS).div_ceil(LANES).min(TILE_OUTPUTS / LANES) * LANES;
         let c = Operand { at: y.at(part.rows.start, column + packed_tile * TILE_OUTPUTS, columns), stride: y.stride() };
         // SAFETY: these rows of X, and this task's own part of Y.
-        unsafe {
-            tile_product::<P, W>(x, &part.rows, w, room, (packed_tile, part.after(packed_tile)), (c, columns), target)
-        };
+        unsafe { tile_product::<P>(x, &part.rows, w, (packed_tile, part.after(packed_tile)), (c, columns), target) };
     }
 }
 
 #[inline(always)]
-fn gated_products<P: Pairs<Input = bf16>, W: PackedTiles<P>>(
-    x: Operand<*const P::Input>,
-    w: &W,
-    room: &mut [P::Weight],
+fn gated_products_of<P: Pairs<Input = bf16, Weight = bf16>>(
+    x: Operand<*const bf16>,
+    w: &PackedMatrix,
     gates: &mut [f32],
     to: SharedRows<'_, bf16>,
     part: Part,
 ) {
     let rows = &part.rows;
-    let half = w.outputs() / 2 / TILE_OUTPUTS;
+    let half = w.outputs / 2 / TILE_OUTPUTS;
     for packed_tile in part.packed_tiles.clone() {
         let gate = packed_tile;
         let up = half + packed_tile;
         let c = Operand { at: gates.as_mut_ptr(), stride: GATE_STRIDE };
         // SAFETY: these rows of X; the buffer has room for as many.
         unsafe {
-            tile_product::<P, W>(x, rows, w, room, (gate, up), (c, TILE_OUTPUTS), Target::Set);
+            tile_product::<P>(x, rows, w, (gate, up), (c, TILE_OUTPUTS), Target::Set);
             let c = Operand { at: c.at.add(TILE_OUTPUTS), ..c };
-            tile_product::<P, W>(x, rows, w, room, (up, part.after(packed_tile)), (c, TILE_OUTPUTS), Target::Set);
+            tile_product::<P>(x, rows, w, (up, part.after(packed_tile)), (c, TILE_OUTPUTS), Target::Set);
         }
         for (row, from) in rows.clone().zip(gates.chunks_exact(GATE_STRIDE)) {
             let (gate, up) = from.split_at(TILE_OUTPUTS);
@@ -521,11 +350,10 @@ fn gated_products<P: Pairs<Input = bf16>, W: PackedTiles<P>>(
 /// These rows of `x` can be read, and `columns` columns of as many rows of `c` written, which
 /// nothing else touches.
 #[inline(always)]
-unsafe fn tile_product<P: Pairs, W: PackedTiles<P>>(
+unsafe fn tile_product<P: Pairs>(
     x: Operand<*const P::Input>,
     rows: &Range<usize>,
-    w: &W,
-    room: &mut [P::Weight],
+    w: &PackedMatrix,
     (packed_tile, then): (usize, usize),
     (c, columns): (Operand<*mut f32>, usize),
     target: Target,
@@ -533,13 +361,13 @@ unsafe fn tile_product<P: Pairs, W: PackedTiles<P>>(
     let depth_block = if P::TILES { TILE_DEPTH_BLOCK } else { DEPTH_BLOCK };
     // Whole blocks of matrix tiles, and the rest.
     let whole = if P::TILES { rows.len() / TILE_BLOCK * TILE_BLOCK } else { rows.len() };
-    for start in (0..w.inputs()).step_by(depth_block) {
-        let depth = start..w.inputs().min(start + depth_block);
-        let b = Operand { at: w.weights(packed_tile, depth.clone(), room), stride: TILE_PAIR };
+    for start in (0..w.inputs).step_by(depth_block) {
+        let depth = start..w.inputs.min(start + depth_block);
+        let b = Operand { at: w.weights::<P::Weight>(packed_tile, depth.clone()), stride: TILE_PAIR };
         // The inputs that follow, or the next packed tile's first.
-        let (next, bytes) = match depth.end < w.inputs() {
-            true => w.bytes(packed_tile, depth.end..w.inputs().min(depth.end + depth_block)),
-            false => w.bytes(then, 0..depth_block.min(w.inputs())),
+        let (next, bytes) = match depth.end < w.inputs {
+            true => w.bytes::<P::Weight>(packed_tile, depth.end..w.inputs.min(depth.end + depth_block)),
+            false => w.bytes::<P::Weight>(then, 0..depth_block.min(w.inputs)),
         };
         for part in [0..whole, whole..rows.len()] {
             if part.is_empty() {
@@ -563,9 +391,6 @@ unsafe fn tile_product<P: Pairs, W: PackedTiles<P>>(
 
 #[cfg(test)]
 mod tests {
-    use baton_formats::{QUANTS, QuantBlock};
-
-    use super::super::quantized_matrix;
     use super::super::row_buffers::RowBuffers;
     use super::super::swiglu::swiglu;
     use super::*;
@@ -635,11 +460,7 @@ mod tests {
                     let before: Vec<_> = (0..rows).map(|row| y.row(row).to_vec()).collect();
                     let to = Destination { y: &y.share(), column: 0, target };
                     match element {
-                        Dtype::BF16 => {
-                            let w = RoundedMatrix::Packed(&w_packed);
-                            let buffers = ProductBuffers::new(&threads);
-                            rounded_matmul(isa, &threads, &rounded, w, &buffers, to);
-                        }
+                        Dtype::BF16 => rounded_matmul(isa, &threads, &rounded, &w_packed, to),
                         _ => single_matmul(isa, &threads, &x, &w_packed, to),
                     }
                     for (row, before) in before.iter().enumerate() {
@@ -677,79 +498,29 @@ mod tests {
         if isa.has_tiles() { reference::matmul_in_tiles(start, x, w) } else { reference::matmul_onto(start, x, w) }
     }
 
-    /// The elements of blocks, rounded to bfloat16.
-    fn elements(dtype: Dtype, blocks: &[QuantBlock]) -> Vec<f32> {
-        let mut w = vec![0.0; blocks.len() * QUANTS];
-        let form = dtype.quant_format().unwrap();
-        blocks.iter().zip(w.as_chunks_mut().0).for_each(|(block, out)| block.elements(form, out));
-        w.into_iter().map(|w| <bf16 as Number>::of(w).to_f32()).collect()
-    }
-
-    #[test]
-    fn matmul_of_quants_in_bf16_equals_the_reference_over_odd_shapes() {
-        on_both_sides(compare_unpacked);
-    }
-
-    fn compare_unpacked() {
-        for (rows, outputs, inputs) in
-            [(1, 1, 32), (1, 350, 608), (2, 47, 64), (15, 33, 96), (16, 16, 256), (17, 100, 64), (33, 40, 608)]
-        {
-            for dtype in quantized_matrix::tests::quantized() {
-                let blocks = quantized_matrix::tests::random_blocks(dtype, outputs as u64, outputs * inputs / QUANTS);
-                let elements = elements(dtype, &blocks);
-                for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
-                    let threads = Threads::new(count).unwrap();
-                    let w = quantized_matrix::tests::packed(&threads, dtype, &blocks, inputs);
-                    let (x, rounded) = rounded_rows(isa, &threads, (rows, inputs));
-                    let buffers = ProductBuffers::new(&threads);
-                    let mut y = Rows::new(outputs + LANES);
-                    y.resize(rows);
-                    let mut expected = vec![vec![0.0; outputs]; rows];
-                    for target in [Target::Set, Target::Add] {
-                        let to = Destination { y: &y.share(), column: LANES, target };
-                        rounded_matmul(isa, &threads, &rounded, RoundedMatrix::Unpacked(&w), &buffers, to);
-                        for (row, expected) in expected.iter_mut().enumerate() {
-                            *expected = expected_product(isa, expected, &x[row], &elements);
-                            let what = format!("{isa} {dtype} {rows}x{outputs}x{inputs} {target:?} row {row}");
-                            assert_eq!(y.row(row)[LANES..], *expected, "{what}");
-                        }
-                    }
-                }
-            }
-        }
-    }
-
     #[test]
     fn gated_matmul_equals_matmul_then_swiglu() {
         on_both_sides(compare_gated);
     }
 
     fn compare_gated() {
-        let shapes = [(1, 32, 32), (15, 64, 96), (17, 96, 64), (33, 32, 608), (100, 64, 32)];
-        for (dtype, (rows, half, inputs)) in
-            quantized_matrix::tests::quantized().flat_map(|dtype| shapes.map(|shape| (dtype, shape)))
-        {
-            let blocks = quantized_matrix::tests::random_blocks(dtype, 3, 2 * half * inputs / QUANTS);
-            let elements = elements(dtype, &blocks);
+        for (rows, half, inputs) in [(1, 32, 32), (15, 64, 96), (17, 96, 64), (33, 32, 608), (100, 64, 32)] {
+            let weights = shortened(&reference::random(3, 2 * half * inputs));
             for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
                 let threads = Threads::new(count).unwrap();
-                let quants = quantized_matrix::tests::packed(&threads, dtype, &blocks, inputs);
-                let halves = packed(&threads, Dtype::BF16, &elements, inputs);
+                let w = packed(&threads, Dtype::BF16, &weights, inputs);
                 let (x, rounded) = rounded_rows(isa, &threads, (rows, inputs));
-                for w in [RoundedMatrix::Packed(&halves), RoundedMatrix::Unpacked(&quants)] {
-                    let mut found = RoundedRows::new();
-                    gated_matmul(isa, &threads, &rounded, w, &ProductBuffers::new(&threads), &mut found);
-                    assert_eq!(found.rows(), rows);
-                    for (row, x) in x.iter().enumerate() {
-                        let both = expected_product(isa, &vec![0.0; 2 * half], x, &elements);
-                        let mut expected = vec![0.0; half];
-                        swiglu(Isa::SCALAR, &both[..half], &both[half..], &mut expected);
-                        let expected: Vec<_> = expected.into_iter().map(<bf16 as Number>::of).collect();
-                        // SAFETY: a row of so many columns.
-                        let found =
-                            unsafe { std::slice::from_raw_parts(found.as_ptr().add(row * found.stride()), half) };
-                        assert_eq!(found, expected, "{isa} {dtype} {rows}x{half}x{inputs} row {row}");
-                    }
+                let mut found = RoundedRows::new();
+                gated_matmul(isa, &threads, &rounded, &w, &ProductBuffers::new(&threads), &mut found);
+                assert_eq!(found.rows(), rows);
+                for (row, x) in x.iter().enumerate() {
+                    let both = expected_product(isa, &vec![0.0; 2 * half], x, &weights);
+                    let mut expected = vec![0.0; half];
+                    swiglu(Isa::SCALAR, &both[..half], &both[half..], &mut expected);
+                    let expected: Vec<_> = expected.into_iter().map(<bf16 as Number>::of).collect();
+                    // SAFETY: a row of so many columns.
+                    let found = unsafe { std::slice::from_raw_parts(found.as_ptr().add(row * found.stride()), half) };
+                    assert_eq!(found, expected, "{isa} {rows}x{half}x{inputs} row {row}");
                 }
             }
         }

@@ -16,7 +16,6 @@ mod row_buffers;
 mod softmax;
 mod swiglu;
 mod tile;
-mod unpacked;
 mod unrolled;
 
 pub(crate) use attention::{Attention, AttentionScratch, AttentionShape, QueryTile, attention};

@@ -97,7 +97,7 @@ fn quantized_tasks(isa: Isa, threads: &Threads, x: &QuantizedRows, w: &Quantized
             Output::Rows(_) => None,
             Output::Gated(_, buffers) => Some(buffers.lock(worker, part.groups.len() * GROUP)),
         };
-        let gates = buffer.as_mut().map_or(&mut [][..], |buffer| &mut buffer.gates);
+        let gates = buffer.as_mut().map_or(&mut [][..], |gates| &mut gates[..]);
         tile_products(isa, x, w, gates, to, part);
     });
 }

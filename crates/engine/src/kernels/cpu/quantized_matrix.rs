@@ -119,15 +119,6 @@ impl QuantizedMatrix {
         self.outputs.div_ceil(TILE_OUTPUTS)
     }
 
-    /// Quants and scales of some blocks of a packed tile.
-    pub fn packed_tile(&self, packed_tile: usize, blocks: Range<usize>) -> (&[u8], &[u8]) {
-        let of = |bytes: usize| {
-            let at = packed_tile * (self.inputs / BLOCK) * bytes;
-            at + blocks.start * bytes..at + blocks.end * bytes
-        };
-        (&self.quants[of(code_bytes(self.form))], &self.scales[of(scale_bytes(self.form))])
-    }
-
     /// Quants and scales of some packed tiles, each of which has those of all its blocks.
     pub fn whole(&self, packed_tiles: Range<usize>) -> (&[u8], &[u8]) {
         let of = |block: usize| {
@@ -135,14 +126,6 @@ impl QuantizedMatrix {
             packed_tiles.start * bytes..packed_tiles.end * bytes
         };
         (&self.quants[of(code_bytes(self.form))], &self.scales[of(scale_bytes(self.form))])
-    }
-
-    /// The memory of the quants of some inputs of a packed tile and of the next. The packed tile
-    /// may be one past the last.
-    pub fn code_bytes(&self, packed_tile: usize, depth: Range<usize>) -> (*const u8, usize) {
-        let bytes = code_bytes(self.form);
-        let at = (packed_tile * (self.inputs / BLOCK) + depth.start / BLOCK) * bytes;
-        (self.quants.as_ptr().wrapping_add(at), depth.len() / BLOCK * bytes)
     }
 
     /// One row of the weight matrix: an embedding, if the matrix is the head too.
