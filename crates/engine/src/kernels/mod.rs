@@ -31,6 +31,5 @@ mod threads;
 
 pub(crate) use aligned::{AlignedBuf, AlignedBytes, WeightBytes, WeightMemory};
 pub use isa::Isa;
-pub(crate) use lanes::prefetch;
 pub(crate) use rows::{Rows, SharedRows};
 pub(crate) use threads::Threads;

@@ -23,7 +23,7 @@ use crate::kernels::cpu::{
     Attention, AttentionScratch, AttentionShape, Inputs, KvStore, Matrix, Products, QueryTile, RopeTable, Target,
     attention, gated, linear, rms_norm, rope, swiglu,
 };
-use crate::kernels::{Isa, Rows, Threads, prefetch};
+use crate::kernels::{Isa, Rows, Threads};
 use crate::sampler::check_finite;
 
 /// Rows of logits computed at once: a prompt's logits are never all in memory.
@@ -345,10 +345,6 @@ impl Step<'_> {
     ) {
         let Compute { isa, threads } = self.compute;
         inputs.fill(*isa, threads, w, rows, |row, to| {
-            // Another thread has written some of it.
-            if row + 1 < rows {
-                prefetch(x(row + 1));
-            }
             rms_norm(*isa, x(row), norm, self.config.norm_eps, to);
         });
     }

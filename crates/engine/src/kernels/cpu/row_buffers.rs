@@ -2,7 +2,6 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::kernels::lanes::prefetch;
 use crate::kernels::{AlignedBuf, Rows, Threads};
 
 /// Rows of a group: what a thread takes at once.
@@ -49,10 +48,6 @@ pub(super) fn take_groups<T: Send>(
 ) {
     threads.for_each_chunk(to, group_len, x.rows() > GROUP, |_, group, to| {
         for row in group * GROUP..x.rows().min((group + 1) * GROUP) {
-            // Another thread has written some of it.
-            if row + 1 < x.rows() {
-                prefetch(x.row(row + 1));
-            }
             take(x.row(row), row % GROUP, to);
         }
     });

@@ -150,14 +150,6 @@ pub(crate) trait F32x16: Copy {
 /// Bytes that come from memory together.
 pub(crate) const CACHE_LINE: usize = 64;
 
-/// Asks the processor to prefetch a row into its second-level cache.
-#[inline(always)]
-pub(crate) fn prefetch(row: &[f32]) {
-    for line in row.chunks(LANES) {
-        prefetch_line(line.as_ptr().cast());
-    }
-}
-
 /// Asks the processor to prefetch a line into its second-level cache, at any address; nothing on
 /// other architectures.
 #[inline(always)]
