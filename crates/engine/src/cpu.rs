@@ -9,8 +9,8 @@ use crate::arena::KvArena;
 use crate::engine::{Engine, LayerSlice, ModelInfo, SequenceStep, StepObserver, check_batch, check_slice};
 use crate::error::EngineError;
 use crate::kernels::cpu::Products;
-use crate::kernels::{Isa, Threads};
-use crate::model::{Compute, Llama, ModelConfig, Workspace};
+use crate::kernels::{Compute, Isa, Threads};
+use crate::model::{Llama, ModelConfig, Workspace};
 
 /// KV compatibility class: nodes whose results are bitwise the same. The instruction set shows only
 /// if matrix tiles sum products of bfloat16, so it is not in the class otherwise. The number

@@ -23,17 +23,11 @@ use crate::kernels::cpu::{
     Attention, AttentionScratch, AttentionShape, Inputs, KvStore, Matrix, Products, QueryTile, RopeTable, Target,
     attention, gated, linear, rms_norm, rope, swiglu,
 };
-use crate::kernels::{Isa, Rows, Threads};
+use crate::kernels::{Compute, Rows, Threads};
 use crate::sampler::check_finite;
 
 /// Rows of logits computed at once: a prompt's logits are never all in memory.
 const LOGIT_ROWS: usize = 32;
-
-/// What computes.
-pub(crate) struct Compute {
-    pub isa: Isa,
-    pub threads: Threads,
-}
 
 /// A model in memory.
 pub(crate) struct Llama {

@@ -10,7 +10,7 @@ use super::config::ModelConfig;
 use super::names::{Names, Part};
 use crate::cpu::ComputeDtype;
 use crate::error::EngineError;
-use crate::kernels::cpu::{Matrix, MatrixPart, PackedMatrix, Products, QuantizedMatrix};
+use crate::kernels::cpu::{Matrix, MatrixPart, PackedMatrix, Products, QuantizedMatrix, WeightShape};
 use crate::kernels::{Threads, WeightMemory};
 
 /// Hears which share of a model is loaded, from 0 to 1.
@@ -201,7 +201,8 @@ impl<'a, 'p> Loader<'a, 'p> {
             None if tensors.iter().all(|(_, tensor)| tensor.dtype == first) => first,
             _ => Dtype::F32,
         };
-        Ok(MatrixPart::Float(PackedMatrix::pack(self.threads, &self.memory, element, (rows(tensors), columns), read)?))
+        let shape = WeightShape { outputs: rows(tensors), inputs: columns };
+        Ok(MatrixPart::Float(PackedMatrix::pack(self.threads, &self.memory, element, shape, read)?))
     }
 
     /// Tensors of one quantized type, one below the other.
@@ -211,7 +212,7 @@ impl<'a, 'p> Loader<'a, 'p> {
             Ok(tensor.row_codes(row, to)?)
         };
         let dtype = tensors[0].1.dtype;
-        let shape = (rows(tensors), columns);
+        let shape = WeightShape { outputs: rows(tensors), inputs: columns };
         Ok(MatrixPart::Quantized(QuantizedMatrix::pack(self.threads, &self.memory, dtype, shape, read)?))
     }
 

@@ -2,7 +2,7 @@
 
 use baton_formats::Dtype;
 
-use crate::kernels::{Isa, Rows, SharedRows, Threads};
+use crate::kernels::{Isa, RowShape, Rows, SharedRows, Threads};
 
 use super::matmul::{PackedMatrix, gated_matmul, rounded_matmul, single_matmul};
 use super::product_buffers::ProductBuffers;
@@ -70,6 +70,13 @@ pub(crate) enum Products {
     Quantized,
 }
 
+/// How many outputs and inputs weights have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WeightShape {
+    pub outputs: usize,
+    pub inputs: usize,
+}
+
 /// A weight matrix, `outputs x inputs`: parts one below the other.
 pub(crate) struct Matrix {
     parts: Vec<MatrixPart>,
@@ -125,27 +132,41 @@ impl Matrix {
     }
 }
 
+/// What inputs were filled for.
+#[derive(Debug, Clone, Copy)]
+struct Filled {
+    rows: usize,
+    inputs: usize,
+    products: Products,
+}
+
+impl Filled {
+    /// So many rows, for products with `w`.
+    fn of(rows: usize, w: &Matrix) -> Self {
+        Self { rows, inputs: w.inputs(), products: w.products() }
+    }
+}
+
 /// Activations in the form that a matrix takes, kept from one product to the next.
 pub(crate) struct Inputs {
-    /// What they were filled for: rows, inputs, and their form.
-    filled: (usize, usize, Products),
+    filled: Filled,
     single: Rows,
     rounded: RoundedRows,
     quantized: QuantizedRows,
-    buffers: RowBuffers,
-    products: ProductBuffers,
+    row_buffers: RowBuffers,
+    product_buffers: ProductBuffers,
 }
 
 impl Inputs {
     /// No rows yet; for matrices with at most so many inputs.
     pub fn new(threads: &Threads, most_inputs: usize) -> Self {
         Self {
-            filled: (0, 0, Products::Single),
+            filled: Filled { rows: 0, inputs: 0, products: Products::Single },
             single: Rows::new(0),
             rounded: RoundedRows::new(),
             quantized: QuantizedRows::new(),
-            buffers: RowBuffers::new(threads, most_inputs),
-            products: ProductBuffers::new(threads),
+            row_buffers: RowBuffers::new(threads, most_inputs),
+            product_buffers: ProductBuffers::new(threads),
         }
     }
 
@@ -159,22 +180,22 @@ impl Inputs {
         rows: usize,
         make: impl Fn(usize, &mut [f32]) + Sync,
     ) {
-        let shape = (rows, w.inputs());
-        self.filled = (rows, w.inputs(), w.products());
+        let shape = RowShape { rows, columns: w.inputs() };
+        self.filled = Filled::of(rows, w);
         match w.products() {
             Products::Single => {
                 self.single.reshape(rows, w.inputs());
                 self.single.for_each(threads, make);
             }
-            Products::Rounded => self.rounded.fill(isa, threads, shape, &self.buffers, make),
-            Products::Quantized => self.quantized.fill(isa, threads, shape, &self.buffers, make),
+            Products::Rounded => self.rounded.fill(isa, threads, shape, &self.row_buffers, make),
+            Products::Quantized => self.quantized.fill(isa, threads, shape, &self.row_buffers, make),
         }
     }
 
     /// Takes the rows of `x`, for products with `w`.
     pub fn fill_from(&mut self, isa: Isa, threads: &Threads, w: &Matrix, x: &Rows) {
         assert_eq!(x.columns(), w.inputs(), "inputs of a product");
-        self.filled = (x.rows(), w.inputs(), w.products());
+        self.filled = Filled::of(x.rows(), w);
         match w.products() {
             Products::Single => {
                 self.single.reshape(x.rows(), x.columns());
@@ -183,6 +204,13 @@ impl Inputs {
             Products::Rounded => self.rounded.fill_from(isa, threads, x),
             Products::Quantized => self.quantized.fill_from(isa, threads, x),
         }
+    }
+
+    /// How many rows there are for products with `w`.
+    fn rows_for(&self, w: &Matrix) -> usize {
+        let Filled { rows, inputs, products } = self.filled;
+        assert!(inputs == w.inputs() && products == w.products(), "inputs that were filled for another matrix");
+        rows
     }
 }
 
@@ -194,20 +222,19 @@ pub(crate) fn gated(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, do
     if w.products() != down.products() {
         return false;
     }
-    let (rows, columns, form) = inputs.filled;
-    assert!((columns, form) == (w.inputs(), w.products()), "inputs that were filled for another matrix");
+    let rows = inputs.rows_for(w);
     assert_eq!(2 * down.inputs(), w.outputs(), "gates and ups");
     match part.form() {
         Form::Rounded(matrix) if matrix.halves_are_whole_tiles() => {
-            gated_matmul(isa, threads, &inputs.rounded, matrix, &inputs.products, &mut to.rounded);
+            gated_matmul(isa, threads, &inputs.rounded, matrix, &inputs.product_buffers, &mut to.rounded);
         }
         // A single row is bound by memory, which is read fastest in one stream.
         Form::Quantized(matrix) if rows > 1 && matrix.halves_are_blocks() => {
-            gated_quantized_matmul(isa, threads, &inputs.quantized, matrix, &inputs.products, &mut to.quantized);
+            gated_quantized_matmul(isa, threads, &inputs.quantized, matrix, &inputs.product_buffers, &mut to.quantized);
         }
         _ => return false,
     }
-    to.filled = (rows, down.inputs(), down.products());
+    to.filled = Filled::of(rows, down);
     true
 }
 
@@ -224,8 +251,7 @@ pub(crate) enum Target {
 /// `[rows][outputs]`.
 pub(crate) fn linear(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, y: &mut Rows, target: Target) {
     assert_eq!(y.columns(), w.outputs(), "outputs of a product");
-    let (rows, columns, form) = inputs.filled;
-    assert!((columns, form) == (w.inputs(), w.products()), "inputs that were filled for another matrix");
+    let rows = inputs.rows_for(w);
     match target {
         Target::Set => y.resize(rows),
         Target::Add => assert_eq!(y.rows(), rows, "rows of a sum"),

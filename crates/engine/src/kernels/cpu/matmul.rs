@@ -20,9 +20,9 @@ use crate::error::EngineError;
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::pairs::{Number, PAIR, Pairs, Single, numbers, numbers_mut};
-use crate::kernels::{Isa, Rows, SharedRows, Threads, WeightBytes, WeightMemory};
+use crate::kernels::{Isa, RowShape, Rows, SharedRows, Threads, WeightBytes, WeightMemory};
 
-use super::linear::{Destination, Target};
+use super::linear::{Destination, Target, WeightShape};
 use super::product_buffers::{GATE_STRIDE, GATES, ProductBuffers};
 use super::rounded::RoundedRows;
 use super::swiglu::gate_of;
@@ -63,9 +63,10 @@ impl PackedMatrix {
         threads: &Threads,
         memory: &WeightMemory,
         element: Dtype,
-        (outputs, inputs): (usize, usize),
+        shape: WeightShape,
         read: impl Fn(Range<usize>, &mut [f32]) -> Result<(), EngineError> + Sync,
     ) -> Result<Self, EngineError> {
+        let WeightShape { outputs, inputs } = shape;
         let tile_bytes = packed_elements(inputs) * element.block_bytes();
         let mut packed_tiles = memory.zeroed(outputs.div_ceil(TILE_OUTPUTS) * tile_bytes)?;
         let slots: Vec<_> = packed_tiles.chunks_exact_mut(tile_bytes.max(1)).map(Mutex::new).collect();
@@ -195,7 +196,7 @@ pub(super) fn gated_matmul(
     to: &mut RoundedRows,
 ) {
     assert!(w.halves_are_whole_tiles(), "halves of whole packed tiles");
-    to.resize(x.rows(), w.outputs / 2);
+    to.resize(RowShape { rows: x.rows(), columns: w.outputs / 2 });
     rounded_tasks(isa, threads, x, w, Output::Gated(to.share(), buffers));
 }
 
@@ -409,7 +410,8 @@ mod tests {
             to.copy_from_slice(&w[range.start * inputs..range.end * inputs]);
             Ok(())
         };
-        PackedMatrix::pack(threads, &WeightMemory::guarded(), element, (w.len() / inputs, inputs), read).unwrap()
+        let shape = WeightShape { outputs: w.len() / inputs, inputs };
+        PackedMatrix::pack(threads, &WeightMemory::guarded(), element, shape, read).unwrap()
     }
 
     #[test]
@@ -451,7 +453,7 @@ mod tests {
                 let copy = |row: usize, to: &mut [f32]| to.copy_from_slice(x.row(row));
                 match count {
                     1 => rounded.fill_from(isa, &threads, &x),
-                    _ => rounded.fill(isa, &threads, (rows, inputs), &buffers, copy),
+                    _ => rounded.fill(isa, &threads, x.shape(), &buffers, copy),
                 }
                 let w_packed = packed(&threads, element, w, inputs);
                 let mut y = Rows::new(outputs);
@@ -486,11 +488,12 @@ mod tests {
     }
 
     /// Random rows, and the same rounded to bfloat16 in the form that products take.
-    fn rounded_rows(isa: Isa, threads: &Threads, (rows, inputs): (usize, usize)) -> (Vec<Vec<f32>>, RoundedRows) {
+    fn rounded_rows(isa: Isa, threads: &Threads, shape: RowShape) -> (Vec<Vec<f32>>, RoundedRows) {
+        let RowShape { rows, columns: inputs } = shape;
         let x: Vec<_> = (0..rows).map(|row| shortened(&reference::random(900 + row as u64, inputs))).collect();
         let mut rounded = RoundedRows::new();
         let copy = |row: usize, to: &mut [f32]| to.copy_from_slice(&x[row]);
-        rounded.fill(isa, threads, (rows, inputs), &RowBuffers::new(threads, inputs), copy);
+        rounded.fill(isa, threads, shape, &RowBuffers::new(threads, inputs), copy);
         (x, rounded)
     }
 
@@ -509,7 +512,7 @@ mod tests {
             for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
                 let threads = Threads::new(count).unwrap();
                 let w = packed(&threads, Dtype::BF16, &weights, inputs);
-                let (x, rounded) = rounded_rows(isa, &threads, (rows, inputs));
+                let (x, rounded) = rounded_rows(isa, &threads, RowShape { rows, columns: inputs });
                 let mut found = RoundedRows::new();
                 gated_matmul(isa, &threads, &rounded, &w, &ProductBuffers::new(&threads), &mut found);
                 assert_eq!(found.rows(), rows);
@@ -544,7 +547,8 @@ mod tests {
         };
         let threads = Threads::new(2).unwrap();
         let memory = WeightMemory::new();
-        let failed = PackedMatrix::pack(&threads, &memory, Dtype::F32, (64, 4), read).err().unwrap();
+        let shape = WeightShape { outputs: 64, inputs: 4 };
+        let failed = PackedMatrix::pack(&threads, &memory, Dtype::F32, shape, read).err().unwrap();
         assert_eq!(failed.to_string(), "row 32");
     }
 }

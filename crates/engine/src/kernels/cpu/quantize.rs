@@ -9,9 +9,9 @@
 
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES, ROUND_MAGIC};
-use crate::kernels::{AlignedBytes, Isa, Rows, SharedRows, Threads};
+use crate::kernels::{AlignedBytes, Isa, RowShape, Rows, SharedRows, Threads};
 
-use super::row_buffers::{GROUP, RowBuffers, take_groups};
+use super::row_buffers::{GROUP, Groups, RowBuffers, take_groups};
 
 /// Inputs that share a scale.
 pub(super) const BLOCK: usize = 32;
@@ -51,25 +51,25 @@ impl QuantizedRows {
         Self { blocks: AlignedBytes::zeroed(0), rows: 0, blocks_per_row: 0 }
     }
 
-    /// Takes rows that `make` writes, of so many columns, a multiple of 32.
+    /// Takes rows that `make` writes, of a multiple of 32 columns.
     pub fn fill(
         &mut self,
         isa: Isa,
         threads: &Threads,
-        (rows, columns): (usize, usize),
+        shape: RowShape,
         buffers: &RowBuffers,
         make: impl Fn(usize, &mut [f32]) + Sync,
     ) {
-        let blocks_per_row = columns / BLOCK;
-        let blocks = self.resize(rows, columns);
-        buffers.pass(threads, (rows, columns), make, (blocks, blocks_per_row), |x, slot, group| {
+        let groups = Groups { to: self.resize(shape), len: shape.columns / BLOCK };
+        buffers.pass(threads, shape, make, groups, |x, slot, group| {
             quantize_row(isa, x, slot, group);
         });
     }
 
-    /// Makes it `rows x columns`, a multiple of 32. The contents are unspecified; memory is only
-    /// ever added.
-    fn resize(&mut self, rows: usize, columns: usize) -> &mut [QuantizedBlock] {
+    /// Makes it of this shape, of a multiple of 32 columns. The contents are unspecified; memory is
+    /// only ever added.
+    fn resize(&mut self, shape: RowShape) -> &mut [QuantizedBlock] {
+        let RowShape { rows, columns } = shape;
         assert!(columns.is_multiple_of(BLOCK), "{columns} columns");
         self.rows = rows;
         self.blocks_per_row = columns / BLOCK;
@@ -83,18 +83,17 @@ impl QuantizedRows {
         blocks
     }
 
-    /// Makes it `rows x columns`, a multiple of 32, of unspecified contents. Returns a handle
-    /// through which several threads write different parts, `[rows / 16][columns / 32]`.
-    pub fn share(&mut self, rows: usize, columns: usize) -> SharedRows<'_, QuantizedBlock> {
-        let blocks_per_row = columns / BLOCK;
-        SharedRows::new(self.resize(rows, columns), (rows.div_ceil(GROUP), blocks_per_row), blocks_per_row)
+    /// Makes it of this shape, of a multiple of 32 columns and unspecified contents. Returns a
+    /// handle through which several threads write different parts, `[rows / 16][columns / 32]`.
+    pub fn share(&mut self, shape: RowShape) -> SharedRows<'_, QuantizedBlock> {
+        let groups = RowShape { rows: shape.rows.div_ceil(GROUP), columns: shape.columns / BLOCK };
+        SharedRows::new(self.resize(shape), groups, groups.columns)
     }
 
     /// Takes the rows of `x`, of a multiple of 32 columns.
     pub fn fill_from(&mut self, isa: Isa, threads: &Threads, x: &Rows) {
-        let blocks_per_row = x.columns() / BLOCK;
-        let blocks = self.resize(x.rows(), x.columns());
-        take_groups(threads, x, (blocks, blocks_per_row), |x, slot, group| quantize_row(isa, x, slot, group));
+        let groups = Groups { to: self.resize(x.shape()), len: x.columns() / BLOCK };
+        take_groups(threads, x, groups, |x, slot, group| quantize_row(isa, x, slot, group));
     }
 
     pub fn rows(&self) -> usize {
@@ -182,9 +181,9 @@ mod tests {
                 match threads.count() {
                     1 => quantized.fill_from(isa, &threads, &x),
                     _ => {
-                        let shape = (x.rows(), x.columns());
                         let buffers = RowBuffers::new(&threads, x.columns());
-                        quantized.fill(isa, &threads, shape, &buffers, |row, to| to.copy_from_slice(x.row(row)));
+                        let copy = |row: usize, to: &mut [f32]| to.copy_from_slice(x.row(row));
+                        quantized.fill(isa, &threads, x.shape(), &buffers, copy);
                     }
                 }
                 for row in 0..count {

@@ -15,7 +15,7 @@ use std::ops::Range;
 use crate::kernels::dots::Dots;
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{CACHE_LINE, F32x16, LANES, prefetch_line};
-use crate::kernels::{Isa, SharedRows, Threads};
+use crate::kernels::{Isa, RowShape, SharedRows, Threads};
 
 use super::linear::{Destination, Target};
 use super::product_buffers::{GATE_STRIDE, GATES, ProductBuffers};
@@ -71,7 +71,8 @@ pub(super) fn gated_quantized_matmul(
     to: &mut QuantizedRows,
 ) {
     assert!(w.halves_are_blocks(), "halves of whole blocks");
-    quantized_tasks(isa, threads, x, w, Output::Gated(to.share(x.rows(), w.outputs() / 2), buffers));
+    let shape = RowShape { rows: x.rows(), columns: w.outputs() / 2 };
+    quantized_tasks(isa, threads, x, w, Output::Gated(to.share(shape), buffers));
 }
 
 fn quantized_tasks(isa: Isa, threads: &Threads, x: &QuantizedRows, w: &QuantizedMatrix, to: Output<'_>) {

@@ -18,6 +18,7 @@ use crate::kernels::dots::{Dots, QUADS};
 use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::{Threads, WeightBytes, WeightMemory};
 
+use super::linear::WeightShape;
 use super::quantize::BLOCK;
 use super::unrolled::unrolled;
 
@@ -64,9 +65,10 @@ impl QuantizedMatrix {
         threads: &Threads,
         memory: &WeightMemory,
         dtype: Dtype,
-        (outputs, inputs): (usize, usize),
+        shape: WeightShape,
         read: impl Fn(usize, &mut [QuantBlock]) -> Result<(), EngineError> + Sync,
     ) -> Result<Self, EngineError> {
+        let WeightShape { outputs, inputs } = shape;
         let form = dtype.quant_format().unwrap_or_else(|| unreachable!("{dtype} is not quantized"));
         let blocks = inputs / BLOCK;
         let packed_tiles = outputs.div_ceil(TILE_OUTPUTS);
@@ -292,7 +294,8 @@ pub(super) mod tests {
             to.copy_from_slice(&blocks[row * per_row..][..per_row]);
             Ok(())
         };
-        QuantizedMatrix::pack(threads, &WeightMemory::guarded(), dtype, (blocks.len() / per_row, inputs), read).unwrap()
+        let shape = WeightShape { outputs: blocks.len() / per_row, inputs };
+        QuantizedMatrix::pack(threads, &WeightMemory::guarded(), dtype, shape, read).unwrap()
     }
 
     pub fn quantized() -> impl Iterator<Item = Dtype> {
@@ -331,7 +334,8 @@ pub(super) mod tests {
         };
         let threads = Threads::new(2).unwrap();
         let memory = WeightMemory::new();
-        let failed = QuantizedMatrix::pack(&threads, &memory, Dtype::Q8_0, (64, 32), read).err().unwrap();
+        let shape = WeightShape { outputs: 64, inputs: 32 };
+        let failed = QuantizedMatrix::pack(&threads, &memory, Dtype::Q8_0, shape, read).err().unwrap();
         assert_eq!(failed.to_string(), "row 32");
     }
 }
