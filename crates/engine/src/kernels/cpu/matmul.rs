@@ -169,7 +169,7 @@ pub(super) fn single_matmul(isa: Isa, threads: &Threads, x: &Rows, w: &PackedMat
         packed_tiles: w.outputs.div_ceil(TILE_OUTPUTS),
         work: w.outputs * w.inputs,
     };
-    shape.for_each(threads, |_, part| single_products(isa, x, w, to, part));
+    shape.for_each(threads, |_, task| single_products(isa, x, w, to, task));
 }
 
 /// Where products of bfloat16 go.
@@ -213,13 +213,13 @@ fn rounded_tasks(isa: Isa, threads: &Threads, x: &RoundedRows, w: &PackedMatrix,
         packed_tiles: outputs.div_ceil(TILE_OUTPUTS),
         work: w.outputs * w.inputs,
     };
-    shape.for_each(threads, |worker, part| {
+    shape.for_each(threads, |worker, task| {
         let x = Operand { at: x.as_ptr(), stride: x.stride() };
         match to {
-            Output::Rows(to) => rounded_products(isa, x, w, to, part),
+            Output::Rows(to) => rounded_products(isa, x, w, to, task),
             Output::Gated(to, buffers) => {
-                let mut gates = buffers.lock(worker, part.rows.len().next_multiple_of(TILE_BLOCK));
-                gated_products(isa, x, w, &mut gates, to, part);
+                let mut gates = buffers.lock(worker, task.rows.len().next_multiple_of(TILE_BLOCK));
+                gated_products(isa, x, w, &mut gates, to, task);
             }
         }
     });
@@ -236,8 +236,8 @@ struct TaskShape {
 }
 
 impl TaskShape {
-    /// Runs `work(worker, part)` for each task.
-    fn for_each(self, threads: &Threads, work: impl Fn(usize, Part) + Sync) {
+    /// Runs `work(worker, task)` for each task.
+    fn for_each(self, threads: &Threads, work: impl Fn(usize, RowTask) + Sync) {
         let Self { rows, packed_tiles, .. } = self;
         let parallel = rows * self.work >= PARALLEL_WORK;
         // Some tasks per thread, so that one that was late does not hold up the rest: of few packed
@@ -247,22 +247,22 @@ impl TaskShape {
         let blocks = if parallel { (threads.count() * 2).div_ceil(groups) } else { 1 };
         let row_block = self.row_block.min(rows.div_ceil(blocks).max(1).next_multiple_of(TILE_BLOCK));
         let tasks = rows.div_ceil(row_block) * groups;
-        threads.for_each(tasks, parallel, |worker, task| {
-            let first_row = task / groups * row_block;
-            let first = task % groups * group;
-            let next = task + threads.count();
-            let part = Part {
+        threads.for_each(tasks, parallel, |worker, index| {
+            let first_row = index / groups * row_block;
+            let first = index % groups * group;
+            let next = index + threads.count();
+            let task = RowTask {
                 rows: first_row..rows.min(first_row + row_block),
                 packed_tiles: first..packed_tiles.min(first + group),
                 then: if next < tasks { next % groups * group } else { packed_tiles },
             };
-            work(worker, part);
+            work(worker, task);
         });
     }
 }
 
 /// What one task computes: some rows against some packed tiles.
-struct Part {
+struct RowTask {
     rows: Range<usize>,
     packed_tiles: Range<usize>,
     /// The first packed tile of the thread's next task, most likely; the number of packed tiles if
@@ -270,45 +270,61 @@ struct Part {
     then: usize,
 }
 
-impl Part {
+impl RowTask {
     /// The packed tile that follows, most likely.
     fn after(&self, packed_tile: usize) -> usize {
         if packed_tile + 1 < self.packed_tiles.end { packed_tile + 1 } else { self.then }
     }
 }
 
+/// A packed tile, and the one that will be asked for next.
+#[derive(Clone, Copy)]
+struct TileTurn {
+    tile: usize,
+    next: usize,
+}
+
+/// The columns that a packed tile's product goes to.
+#[derive(Clone, Copy)]
+struct TileOutput {
+    c: Operand<*mut f32>,
+    columns: usize,
+    target: Target,
+}
+
 // Each is compiled apart: as one function they would take minutes.
 per_isa! {
-    fn rounded_products(x: Operand<*const bf16>, w: &PackedMatrix, to: Destination<'_>, part: Part) = products<Pairs>
+    fn rounded_products(x: Operand<*const bf16>, w: &PackedMatrix, to: Destination<'_>, task: RowTask) = products<Pairs>
 }
 
 per_isa! {
-    fn gated_products(x: Operand<*const bf16>, w: &PackedMatrix, gates: &mut [f32], to: SharedRows<'_, bf16>, part: Part) = gated_products_of<Pairs>
+    fn gated_products(x: Operand<*const bf16>, w: &PackedMatrix, gates: &mut [f32], to: SharedRows<'_, bf16>, task: RowTask) = gated_products_of<Pairs>
 }
 
 per_isa! {
-    fn single_products(x: &Rows, w: &PackedMatrix, to: Destination<'_>, part: Part) = single_products_of<Floats>
+    fn single_products(x: &Rows, w: &PackedMatrix, to: Destination<'_>, task: RowTask) = single_products_of<Floats>
 }
 
 #[inline(always)]
-fn single_products_of<V: F32x16>(x: &Rows, w: &PackedMatrix, to: Destination<'_>, part: Part) {
+fn single_products_of<V: F32x16>(x: &Rows, w: &PackedMatrix, to: Destination<'_>, task: RowTask) {
     let x = Operand { at: x.as_ptr(), stride: x.stride() };
     match w.element {
-        Dtype::F16 => products::<Single<V, f16>>(x, w, to, part),
-        _ => products::<Single<V, f32>>(x, w, to, part),
+        Dtype::F16 => products::<Single<V, f16>>(x, w, to, task),
+        _ => products::<Single<V, f32>>(x, w, to, task),
     }
 }
 
-/// `x` has the rows of the part.
+/// `x` has the rows of the task.
 #[inline(always)]
-fn products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, to: Destination<'_>, part: Part) {
+fn products<P: Pairs>(x: Operand<*const P::Input>, w: &PackedMatrix, to: Destination<'_>, task: RowTask) {
     let Destination { y, column, target } = to;
-    for packed_tile in part.packed_tiles.clone() {
+    for tile in task.packed_tiles.clone() {
         // Rows of Y have room for a multiple of 16 columns, so only whole vectors are left out.
-        let columns = (w.outputs - packed_tile * TILE_OUTPUTS).div_ceil(LANES).min(TILE_OUTPUTS / LANES) * LANES;
-        let c = Operand { at: y.at(part.rows.start, column + packed_tile * TILE_OUTPUTS, columns), stride: y.stride() };
+        let columns = (w.outputs - tile * TILE_OUTPUTS).div_ceil(LANES).min(TILE_OUTPUTS / LANES) * LANES;
+        let c = Operand { at: y.at(task.rows.start, column + tile * TILE_OUTPUTS, columns), stride: y.stride() };
+        let turn = TileTurn { tile, next: task.after(tile) };
         // SAFETY: these rows of X, and this task's own part of Y.
-        unsafe { tile_product::<P>(x, &part.rows, w, (packed_tile, part.after(packed_tile)), (c, columns), target) };
+        unsafe { tile_product::<P>(x, &task.rows, w, turn, TileOutput { c, columns, target }) };
     }
 }
 
@@ -318,23 +334,23 @@ fn gated_products_of<P: Pairs<Input = bf16, Weight = bf16>>(
     w: &PackedMatrix,
     gates: &mut [f32],
     to: SharedRows<'_, bf16>,
-    part: Part,
+    task: RowTask,
 ) {
-    let rows = &part.rows;
+    let rows = &task.rows;
     let half = w.outputs / 2 / TILE_OUTPUTS;
-    for packed_tile in part.packed_tiles.clone() {
-        let gate = packed_tile;
-        let up = half + packed_tile;
+    for tile in task.packed_tiles.clone() {
+        let gate = TileTurn { tile, next: half + tile };
+        let up = TileTurn { tile: half + tile, next: task.after(tile) };
         let c = Operand { at: gates.as_mut_ptr(), stride: GATE_STRIDE };
         // SAFETY: these rows of X; the buffer has room for as many.
         unsafe {
-            tile_product::<P>(x, rows, w, (gate, up), (c, TILE_OUTPUTS), Target::Set);
+            tile_product::<P>(x, rows, w, gate, TileOutput { c, columns: TILE_OUTPUTS, target: Target::Set });
             let c = Operand { at: c.at.add(TILE_OUTPUTS), ..c };
-            tile_product::<P>(x, rows, w, (up, part.after(packed_tile)), (c, TILE_OUTPUTS), Target::Set);
+            tile_product::<P>(x, rows, w, up, TileOutput { c, columns: TILE_OUTPUTS, target: Target::Set });
         }
         for (row, from) in rows.clone().zip(gates.chunks_exact(GATE_STRIDE)) {
             let (gate, up) = from.split_at(TILE_OUTPUTS);
-            let mut column = packed_tile * TILE_OUTPUTS;
+            let mut column = tile * TILE_OUTPUTS;
             for (gate, up) in gate.chunks_exact(LANES).zip(up.chunks_exact(LANES)) {
                 let gated = gate_of(P::Floats::read(gate), P::Floats::read(up));
                 // SAFETY: 16 columns of this task's own.
@@ -345,30 +361,30 @@ fn gated_products_of<P: Pairs<Input = bf16, Weight = bf16>>(
     }
 }
 
-/// Rows `rows` of X against one packed tile; `then` is the one that will be asked for next.
+/// Rows `rows` of X against one packed tile.
 ///
 /// # Safety
-/// These rows of `x` can be read, and `columns` columns of as many rows of `c` written, which
-/// nothing else touches.
+/// These rows of `x` can be read, and the columns of as many rows of `to` written, which nothing
+/// else touches.
 #[inline(always)]
 unsafe fn tile_product<P: Pairs>(
     x: Operand<*const P::Input>,
     rows: &Range<usize>,
     w: &PackedMatrix,
-    (packed_tile, then): (usize, usize),
-    (c, columns): (Operand<*mut f32>, usize),
-    target: Target,
+    turn: TileTurn,
+    to: TileOutput,
 ) {
+    let TileOutput { c, columns, target } = to;
     let depth_block = if P::TILES { TILE_DEPTH_BLOCK } else { DEPTH_BLOCK };
     // Whole blocks of matrix tiles, and the rest.
     let whole = if P::TILES { rows.len() / TILE_BLOCK * TILE_BLOCK } else { rows.len() };
     for start in (0..w.inputs).step_by(depth_block) {
         let depth = start..w.inputs.min(start + depth_block);
-        let b = Operand { at: w.weights::<P::Weight>(packed_tile, depth.clone()), stride: TILE_PAIR };
+        let b = Operand { at: w.weights::<P::Weight>(turn.tile, depth.clone()), stride: TILE_PAIR };
         // The inputs that follow, or the next packed tile's first.
         let (next, bytes) = match depth.end < w.inputs {
-            true => w.bytes::<P::Weight>(packed_tile, depth.end..w.inputs.min(depth.end + depth_block)),
-            false => w.bytes::<P::Weight>(then, 0..depth_block.min(w.inputs)),
+            true => w.bytes::<P::Weight>(turn.tile, depth.end..w.inputs.min(depth.end + depth_block)),
+            false => w.bytes::<P::Weight>(turn.next, 0..depth_block.min(w.inputs)),
         };
         for part in [0..whole, whole..rows.len()] {
             if part.is_empty() {

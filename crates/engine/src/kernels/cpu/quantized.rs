@@ -83,28 +83,28 @@ fn quantized_tasks(isa: Isa, threads: &Threads, x: &QuantizedRows, w: &Quantized
     let wanted_runs = threads.count() * if x.rows() > GROUP { 16 } else { 4 };
     let run = if parallel { (packed_tiles / wanted_runs / WIDEST_TILE).max(1) * WIDEST_TILE } else { packed_tiles };
     let runs = packed_tiles.div_ceil(run);
-    let run_of = |task: usize| task % runs * run..packed_tiles.min((task % runs + 1) * run);
+    let run_of = |index: usize| index % runs * run..packed_tiles.min((index % runs + 1) * run);
     let groups = x.rows().div_ceil(GROUP);
     let tasks = groups.div_ceil(ROW_GROUPS) * runs;
-    threads.for_each(tasks, parallel, |worker, task| {
-        let first_group = task / runs * ROW_GROUPS;
-        let next = task + threads.count();
-        let part = Part {
+    threads.for_each(tasks, parallel, |worker, index| {
+        let first_group = index / runs * ROW_GROUPS;
+        let next = index + threads.count();
+        let task = GroupTask {
             groups: first_group..groups.min(first_group + ROW_GROUPS),
-            packed_tiles: run_of(task),
+            packed_tiles: run_of(index),
             then: if next < tasks { run_of(next) } else { 0..0 },
         };
         let mut buffer = match to {
             Output::Rows(_) => None,
-            Output::Gated(_, buffers) => Some(buffers.lock(worker, part.groups.len() * GROUP)),
+            Output::Gated(_, buffers) => Some(buffers.lock(worker, task.groups.len() * GROUP)),
         };
         let gates = buffer.as_mut().map_or(&mut [][..], |gates| &mut gates[..]);
-        tile_products(isa, x, w, gates, to, part);
+        group_products(isa, x, w, gates, to, task);
     });
 }
 
-/// What one task computes.
-struct Part {
+/// What one task computes: some groups of rows against some packed tiles.
+struct GroupTask {
     groups: Range<usize>,
     /// Of gates, if there are gates.
     packed_tiles: Range<usize>,
@@ -112,32 +112,45 @@ struct Part {
     then: Range<usize>,
 }
 
-impl Part {
-    /// The `step`th packed tiles of a task that takes `most` at a time, and the first one's place
-    /// among those that belong together. Of two packed tiles of gates, these and then those of the
-    /// ups, the first of which is `ups`.
+/// Packed tiles that a task takes at a time.
+struct TileStep {
+    packed_tiles: Range<usize>,
+    /// The first one's place among those that belong together: gates and their ups.
+    place: usize,
+}
+
+impl GroupTask {
+    /// The `step`th packed tiles of a task that takes `most` at a time. Of two packed tiles of
+    /// gates, these and then those of the ups, the first of which is `ups`.
     #[inline(always)]
-    fn step(&self, step: usize, most: usize, ups: Option<usize>) -> Option<(Range<usize>, usize)> {
+    fn step(&self, step: usize, most: usize, ups: Option<usize>) -> Option<TileStep> {
         let at = step * most;
         let Some(ups) = ups else {
             let first = self.packed_tiles.start + at;
-            return (first < self.packed_tiles.end).then_some((first..self.packed_tiles.end.min(first + most), 0));
+            let packed_tiles = first..self.packed_tiles.end.min(first + most);
+            return (first < self.packed_tiles.end).then_some(TileStep { packed_tiles, place: 0 });
         };
         let gate = self.packed_tiles.start + at / GATED_TILES * WIDEST_TILE + at % WIDEST_TILE;
         let place = at % GATED_TILES;
         let first = if place < WIDEST_TILE { gate } else { ups + gate };
-        (gate < self.packed_tiles.end).then_some((first..first + most, place))
+        (gate < self.packed_tiles.end).then_some(TileStep { packed_tiles: first..first + most, place })
     }
 }
 
 per_isa! {
     /// Some rows against some packed tiles.
-    fn tile_products(x: &QuantizedRows, w: &QuantizedMatrix, gates: &mut [f32], to: Output<'_>, part: Part) = tile_products_of<Dots>
+    fn group_products(x: &QuantizedRows, w: &QuantizedMatrix, gates: &mut [f32], to: Output<'_>, task: GroupTask) = group_products_of<Dots>
 }
 
 #[inline(always)]
-fn tile_products_of<D: Dots>(x: &QuantizedRows, w: &QuantizedMatrix, gates: &mut [f32], to: Output<'_>, part: Part) {
-    per_type!(w.dtype(), TYPE => typed_products::<D, TYPE>(x, w, gates, to, part));
+fn group_products_of<D: Dots>(
+    x: &QuantizedRows,
+    w: &QuantizedMatrix,
+    gates: &mut [f32],
+    to: Output<'_>,
+    task: GroupTask,
+) {
+    per_type!(w.dtype(), TYPE => typed_products::<D, TYPE>(x, w, gates, to, task));
 }
 
 #[inline(always)]
@@ -146,26 +159,27 @@ fn typed_products<D: Dots, const TYPE: usize>(
     w: &QuantizedMatrix,
     gates: &mut [f32],
     to: Output<'_>,
-    part: Part,
+    task: GroupTask,
 ) {
     let blocks = w.inputs() / BLOCK;
     // One row is read from memory alone: one stream of it is faster than two.
     let most = if x.rows() == 1 { 1 } else { D::REGISTER_TILES };
     let ups = if let Output::Gated(..) = to { Some(w.packed_tiles() / 2) } else { None };
     let mut step = 0;
-    while let Some((packed_tiles, place)) = part.step(step, most, ups) {
+    while let Some(TileStep { packed_tiles, place }) = task.step(step, most, ups) {
         step += 1;
         let (quants, scales) = w.whole(packed_tiles.clone());
-        let weights = PackedTiles { count: packed_tiles.len(), quants: quants.as_ptr(), scales: scales.as_ptr() };
-        let tiles = part.groups.len() * GROUP.min(x.rows()).div_ceil(D::TILE_ROWS);
-        let next = part.step(step, most, ups).map_or(part.then.clone(), |(next, _)| next);
+        let weights = TileWeights { count: packed_tiles.len(), quants: quants.as_ptr(), scales: scales.as_ptr() };
+        let tiles = task.groups.len() * GROUP.min(x.rows()).div_ceil(D::TILE_ROWS);
+        let next = match task.step(step, most, ups) {
+            Some(next) => next.packed_tiles,
+            None => task.then.clone(),
+        };
         let next = next.start..next.end.min(next.start + packed_tiles.len());
         let (quants, scales) = w.whole(next);
-        let mut ahead = Ahead {
-            at: [quants.as_ptr(), scales.as_ptr()],
-            step: [quants.len(), scales.len()].map(|bytes| bytes.div_ceil((tiles * blocks).max(1))),
-        };
-        for group in part.groups.clone() {
+        let times = (tiles * blocks).max(1);
+        let mut ahead = WeightsAhead { quants: Prefetch::new(quants, times), scales: Prefetch::new(scales, times) };
+        for group in task.groups.clone() {
             let rows = GROUP.min(x.rows() - group * GROUP);
             for first in (0..rows).step_by(D::TILE_ROWS) {
                 let (c, target) = match to {
@@ -178,7 +192,7 @@ fn typed_products<D: Dots, const TYPE: usize>(
                         (Operand { at, stride: y.stride() }, target)
                     }
                     Output::Gated(..) => {
-                        let row = (group - part.groups.start) * GROUP + first;
+                        let row = (group - task.groups.start) * GROUP + first;
                         let at = gates[row * GATE_STRIDE + place * TILE_OUTPUTS..].as_mut_ptr();
                         (Operand { at, stride: GATE_STRIDE }, Target::Set)
                     }
@@ -188,7 +202,7 @@ fn typed_products<D: Dots, const TYPE: usize>(
                 // Y or these gates, whose rows have room for whole vectors.
                 unsafe {
                     let rows = D::TILE_ROWS.min(rows - first);
-                    of_shape::<D, TYPE>(weights, x.group(group), (first, rows), c, target, &mut ahead);
+                    of_shape::<D, TYPE>(weights, x.group(group), first, rows, c, target, &mut ahead);
                 }
             }
         }
@@ -196,7 +210,7 @@ fn typed_products<D: Dots, const TYPE: usize>(
             && place + packed_tiles.len() == GATED_TILES
         {
             let block = (packed_tiles.end - ups) / WIDEST_TILE - 1;
-            quantize_gates::<D::Floats>(gates, part.groups.clone(), x.rows(), block, to);
+            quantize_gates::<D::Floats>(gates, task.groups.clone(), x.rows(), block, to);
         }
     }
 }
@@ -230,31 +244,48 @@ fn quantize_gates<V: F32x16>(
 
 /// Where the weights of some packed tiles begin, which lie one after the other.
 #[derive(Clone, Copy)]
-struct PackedTiles {
+struct TileWeights {
     count: usize,
     quants: *const u8,
     scales: *const u8,
 }
 
-/// The weights of the packed tiles that follow, which are asked for while others are computed with:
-/// memory is never idle.
-struct Ahead {
-    /// Of quants and of scales.
-    at: [*const u8; 2],
-    /// Bytes of each per block of a tile.
-    step: [usize; 2],
+/// Consecutive bytes to prefetch, some at a time.
+struct Prefetch {
+    at: *const u8,
+    step: usize,
 }
 
-impl Ahead {
+impl Prefetch {
+    /// All of them in so many times.
+    #[inline(always)]
+    fn new(bytes: &[u8], times: usize) -> Self {
+        Self { at: bytes.as_ptr(), step: bytes.len().div_ceil(times) }
+    }
+
     /// Asks for what comes next. The addresses may be past the end: then nothing comes.
     #[inline(always)]
     fn ask(&mut self) {
-        for (at, step) in self.at.iter_mut().zip(self.step) {
-            for line in (0..step).step_by(CACHE_LINE) {
-                prefetch_line(at.wrapping_add(line));
-            }
-            *at = at.wrapping_add(step);
+        for line in (0..self.step).step_by(CACHE_LINE) {
+            prefetch_line(self.at.wrapping_add(line));
         }
+        self.at = self.at.wrapping_add(self.step);
+    }
+}
+
+/// The weights of the packed tiles that follow, which are asked for while others are computed with:
+/// memory is never idle.
+struct WeightsAhead {
+    quants: Prefetch,
+    scales: Prefetch,
+}
+
+impl WeightsAhead {
+    /// Asks for what belongs to one block of one register tile.
+    #[inline(always)]
+    fn ask(&mut self) {
+        self.quants.ask();
+        self.scales.ask();
     }
 }
 
@@ -262,29 +293,30 @@ impl Ahead {
 /// the last are computed and dropped.
 ///
 /// # Safety
-/// There are weights for all `blocks` of `packed_tiles.count` packed tiles, at most
+/// There are weights for all `blocks` of `weights.count` packed tiles, at most
 /// `D::REGISTER_TILES`. `first + rows` is at most 16, and `rows` at most `D::TILE_ROWS`, a divisor
 /// of 16. As many whole vectors as there are packed tiles can be written to each of `rows` rows of
 /// `c`, which nothing else touches.
 #[inline(always)]
 unsafe fn of_shape<D: Dots, const TYPE: usize>(
-    packed_tiles: PackedTiles,
+    weights: TileWeights,
     blocks: &[QuantizedBlock],
-    (first, rows): (usize, usize),
+    first: usize,
+    rows: usize,
     c: Operand<*mut f32>,
     target: Target,
-    ahead: &mut Ahead,
+    ahead: &mut WeightsAhead,
 ) {
     macro_rules! pick {
         ($($height:literal x $width:literal)*) => {
-            $(if rows <= $height && packed_tiles.count == $width && $height <= D::TILE_ROWS && $width <= D::REGISTER_TILES {
+            $(if rows <= $height && weights.count == $width && $height <= D::TILE_ROWS && $width <= D::REGISTER_TILES {
                 // SAFETY: the caller's promise; the next heights divide 16 into whole tiles.
-                return unsafe { registers::<D, TYPE, $height, $width>(packed_tiles, blocks, (first, rows), c, target, ahead) };
+                return unsafe { registers::<D, TYPE, $height, $width>(weights, blocks, first, rows, c, target, ahead) };
             })*
         };
     }
     pick!(1 x 1 2 x 1 4 x 1 1 x 2 2 x 2 4 x 2);
-    unreachable!("a tile of {rows} rows and {} packed_tiles", packed_tiles.count);
+    unreachable!("a tile of {rows} rows and {} packed tiles", weights.count);
 }
 
 /// The inner loop: per row, block and packed tile, 8 dot products and two or three float
@@ -295,12 +327,13 @@ unsafe fn of_shape<D: Dots, const TYPE: usize>(
 /// As for [`of_shape`]; `first + ROWS` is at most 16, `ROWS` at most 4 and `TILES` at most 2.
 #[inline(always)]
 unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const TILES: usize>(
-    packed_tiles: PackedTiles,
+    weights: TileWeights,
     blocks: &[QuantizedBlock],
-    (first, rows): (usize, usize),
+    first: usize,
+    rows: usize,
     c: Operand<*mut f32>,
     target: Target,
-    ahead: &mut Ahead,
+    ahead: &mut WeightsAhead,
 ) {
     let form = form_of::<TYPE>();
     // A minimum is taken off a whole block.
@@ -308,7 +341,7 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const TILES: 
     let next_codes = blocks.len() * code_bytes(form);
     let next_scales = blocks.len() * scale_bytes(form);
     let mut sums = [[D::Floats::splat(0.0); TILES]; ROWS];
-    let PackedTiles { mut quants, mut scales, .. } = packed_tiles;
+    let TileWeights { mut quants, mut scales, .. } = weights;
     for block in blocks {
         // First: behind the products, its branches would part them from the loads, all of which the
         // compiler then keeps at once, in memory.
