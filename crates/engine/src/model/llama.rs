@@ -20,8 +20,8 @@ use crate::cpu::ComputeDtype;
 use crate::engine::{LayerSlice, LogitsWanted, SequenceStep, StepObserver};
 use crate::error::EngineError;
 use crate::kernels::cpu::{
-    Attention, AttentionScratch, AttentionShape, Inputs, KvStore, Matrix, Products, QueryTile, RopeTable, Target,
-    attention, gated, linear, rms_norm, rope, swiglu,
+    Attention, AttentionPrecision, AttentionScratch, AttentionShape, Inputs, KvStore, Matrix, Products, QueryTile,
+    RopeTable, Target, attention, gated, linear, rms_norm, rope, swiglu,
 };
 use crate::kernels::{Compute, Rows, Threads};
 use crate::sampler::check_finite;
@@ -91,14 +91,18 @@ impl Llama {
     fn attention_shape(&self, arena: &KvArena, layer: usize) -> AttentionShape {
         let config = &self.config;
         let dtype = arena.layout().dtype;
+        // Attention is exact if products are, or if KV is kept in single precision.
+        let precision = match self.weights.products {
+            Products::Rounded | Products::Quantized if dtype != KvDtype::F32 => AttentionPrecision::Rounded,
+            Products::Single | Products::Rounded | Products::Quantized => AttentionPrecision::Single,
+        };
         AttentionShape {
             heads: config.heads,
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
             dtype,
             window: config.windows[layer],
-            // Attention is exact if products are, or if KV is kept in single precision.
-            rounded: self.weights.products != Products::Single && dtype != KvDtype::F32,
+            precision,
         }
     }
 

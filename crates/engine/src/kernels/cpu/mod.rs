@@ -18,7 +18,7 @@ mod swiglu;
 mod tile;
 mod unrolled;
 
-pub(crate) use attention::{Attention, AttentionScratch, AttentionShape, QueryTile, attention};
+pub(crate) use attention::{Attention, AttentionPrecision, AttentionScratch, AttentionShape, QueryTile, attention};
 pub(crate) use kv_store::KvStore;
 pub(crate) use largest::largest;
 pub(crate) use linear::{Inputs, Matrix, MatrixPart, Products, Target, WeightShape, gated, linear};

@@ -57,6 +57,16 @@ const TASKS_PER_THREAD: usize = 4;
 /// the room for matrix tiles.
 const MAX_SPLIT_ROWS: usize = 1 << 16;
 
+/// What Q, K, V and the weights of attention are rounded to. Sums are of single precision either
+/// way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AttentionPrecision {
+    /// Single precision: not at all.
+    Single,
+    /// bfloat16.
+    Rounded,
+}
+
 /// What attention needs to know of a model's layer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttentionShape {
@@ -66,9 +76,7 @@ pub(crate) struct AttentionShape {
     pub dtype: KvDtype,
     /// A row sees itself and the `window - 1` positions before it.
     pub window: Option<u32>,
-    /// Whether Q, K, V and the weights are rounded to bfloat16. Sums are of single precision either
-    /// way.
-    pub rounded: bool,
+    pub precision: AttentionPrecision,
 }
 
 impl AttentionShape {
@@ -388,9 +396,9 @@ fn attend_splits(
 
 /// The queries of a task, to the scratch memory.
 fn load_queries(isa: Isa, task: Task<'_>, scratch: &mut Scratch) {
-    match task.operands.shape.rounded {
-        true => load_queries_rounded(isa, task, scratch),
-        false => load_queries_single(isa, task, scratch),
+    match task.operands.shape.precision {
+        AttentionPrecision::Single => load_queries_single(isa, task, scratch),
+        AttentionPrecision::Rounded => load_queries_rounded(isa, task, scratch),
     }
 }
 
@@ -403,8 +411,8 @@ fn attend(
     scratch: &mut Scratch,
     partial: &mut Partial,
 ) {
-    match task.operands.shape.rounded {
-        true => attend_rounded(isa, task, split, ahead, scratch, partial),
-        false => attend_single(isa, task, split, ahead, scratch, partial),
+    match task.operands.shape.precision {
+        AttentionPrecision::Single => attend_single(isa, task, split, ahead, scratch, partial),
+        AttentionPrecision::Rounded => attend_rounded(isa, task, split, ahead, scratch, partial),
     }
 }
