@@ -1,145 +1,27 @@
-//! Y = X W^T, with W as quantized as its file has it, and X as signed bytes ([`QuantizedRows`]).
-//!
-//! ```text
-//! y = sum over blocks of 32 inputs, in their order:
-//!       dot = sum of code * a                      a: quants of the activations; exact in 32-bit integers
-//!       y = fma(dot * a_scale, scale, y)           where the type has a zero: dot of (code - zero)
-//!       y = fma(a_scale * sum of a, minimum, y)    where it has a minimum
-//! ```
-//!
-//! Vectors run over outputs, so each output is one chain of operations in the order of k. It has
-//! the same bits whatever the instruction set, the number of rows or the thread.
+//! What one task of a product of quants computes.
 
 use std::ops::Range;
 
+use crate::kernels::SharedRows;
 use crate::kernels::dots::Dots;
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{CACHE_LINE, F32x16, LANES, prefetch_line};
-use crate::kernels::{Isa, RowShape, SharedRows, Threads};
 
-use super::linear::{Destination, Target};
-use super::product_buffers::{GATE_STRIDE, GATES, ProductBuffers};
-use super::quantize::{BLOCK, QuantizedBlock, QuantizedRows, ZERO, quantize_block};
-use super::quantized_matrix::{
+use super::super::linear::{Destination, Target};
+use super::super::product_buffers::{GATE_STRIDE, GATES};
+use super::super::quantize::{BLOCK, QuantizedBlock, QuantizedRows, ZERO, quantize_block};
+use super::super::quantized_matrix::{
     QuantizedMatrix, TILE_OUTPUTS, code_bytes, form_of, groups, lanes, per_type, scale_bytes, two_quads,
 };
-use super::row_buffers::GROUP;
-use super::swiglu::gate_of;
-use super::tile::Operand;
-use super::unrolled::unrolled;
-
-/// Groups of rows computed against a packed tile before the next packed tile: their activations
-/// (some 300 KB) stay in the second-level cache.
-const ROW_GROUPS: usize = 8;
-/// Multiply-adds below which another thread does not pay: some 3 us of work; a helper that looks
-/// for work takes 1 to come.
-const PARALLEL_WORK: usize = 100_000;
-
-/// Packed tiles of the widest register tile of any instruction set.
-const WIDEST_TILE: usize = 2;
-/// Packed tiles of the gates that are made at once, and of their ups.
-const GATED_TILES: usize = 2 * WIDEST_TILE;
-const _: () = assert!(WIDEST_TILE * TILE_OUTPUTS == GATES && GATES == BLOCK);
-
-/// Where products go.
-#[derive(Clone, Copy)]
-enum Output<'a> {
-    Rows(Destination<'a>),
-    /// silu(gate) x up, quantized.
-    Gated(SharedRows<'a, QuantizedBlock>, &'a ProductBuffers),
-}
-
-/// Y = X W^T, or Y += X W^T.
-pub(super) fn quantized_matmul(
-    isa: Isa,
-    threads: &Threads,
-    x: &QuantizedRows,
-    w: &QuantizedMatrix,
-    to: Destination<'_>,
-) {
-    quantized_tasks(isa, threads, x, w, Output::Rows(to));
-}
-
-/// silu(gate) x up, quantized, where gate and up are the halves of X W^T, each of whole blocks.
-/// Neither of them is ever in memory as a whole.
-pub(super) fn gated_quantized_matmul(
-    isa: Isa,
-    threads: &Threads,
-    x: &QuantizedRows,
-    w: &QuantizedMatrix,
-    buffers: &ProductBuffers,
-    to: &mut QuantizedRows,
-) {
-    assert!(w.halves_are_blocks(), "halves of whole blocks");
-    let shape = RowShape { rows: x.rows(), columns: w.outputs() / 2 };
-    quantized_tasks(isa, threads, x, w, Output::Gated(to.share(shape), buffers));
-}
-
-fn quantized_tasks(isa: Isa, threads: &Threads, x: &QuantizedRows, w: &QuantizedMatrix, to: Output<'_>) {
-    let packed_tiles = if let Output::Gated(..) = to { w.packed_tiles() / 2 } else { w.packed_tiles() };
-    let parallel = x.rows() * w.inputs() * w.outputs() >= PARALLEL_WORK;
-    // Some tasks per thread, so that one that was late does not hold up the rest; whole register
-    // tiles each.
-    let wanted_runs = threads.count() * if x.rows() > GROUP { 16 } else { 4 };
-    let run = if parallel { (packed_tiles / wanted_runs / WIDEST_TILE).max(1) * WIDEST_TILE } else { packed_tiles };
-    let runs = packed_tiles.div_ceil(run);
-    let run_of = |index: usize| index % runs * run..packed_tiles.min((index % runs + 1) * run);
-    let groups = x.rows().div_ceil(GROUP);
-    let tasks = groups.div_ceil(ROW_GROUPS) * runs;
-    threads.for_each(tasks, parallel, |worker, index| {
-        let first_group = index / runs * ROW_GROUPS;
-        let next = index + threads.count();
-        let task = GroupTask {
-            groups: first_group..groups.min(first_group + ROW_GROUPS),
-            packed_tiles: run_of(index),
-            then: if next < tasks { run_of(next) } else { 0..0 },
-        };
-        let mut buffer = match to {
-            Output::Rows(_) => None,
-            Output::Gated(_, buffers) => Some(buffers.lock(worker, task.groups.len() * GROUP)),
-        };
-        let gates = buffer.as_mut().map_or(&mut [][..], |gates| &mut gates[..]);
-        group_products(isa, x, w, gates, to, task);
-    });
-}
-
-/// What one task computes: some groups of rows against some packed tiles.
-struct GroupTask {
-    groups: Range<usize>,
-    /// Of gates, if there are gates.
-    packed_tiles: Range<usize>,
-    /// The packed tiles of the thread's next task, most likely.
-    then: Range<usize>,
-}
-
-/// Packed tiles that a task takes at a time.
-struct TileStep {
-    packed_tiles: Range<usize>,
-    /// The first one's place among those that belong together: gates and their ups.
-    place: usize,
-}
-
-impl GroupTask {
-    /// The `step`th packed tiles of a task that takes `most` at a time. Of two packed tiles of
-    /// gates, these and then those of the ups, the first of which is `ups`.
-    #[inline(always)]
-    fn step(&self, step: usize, most: usize, ups: Option<usize>) -> Option<TileStep> {
-        let at = step * most;
-        let Some(ups) = ups else {
-            let first = self.packed_tiles.start + at;
-            let packed_tiles = first..self.packed_tiles.end.min(first + most);
-            return (first < self.packed_tiles.end).then_some(TileStep { packed_tiles, place: 0 });
-        };
-        let gate = self.packed_tiles.start + at / GATED_TILES * WIDEST_TILE + at % WIDEST_TILE;
-        let place = at % GATED_TILES;
-        let first = if place < WIDEST_TILE { gate } else { ups + gate };
-        (gate < self.packed_tiles.end).then_some(TileStep { packed_tiles: first..first + most, place })
-    }
-}
+use super::super::row_buffers::GROUP;
+use super::super::swiglu::gate_of;
+use super::super::tile::Operand;
+use super::super::unrolled::unrolled;
+use super::{GATED_TILES, GroupTask, Output, TileStep, WIDEST_TILE};
 
 per_isa! {
     /// Some rows against some packed tiles.
-    fn group_products(x: &QuantizedRows, w: &QuantizedMatrix, gates: &mut [f32], to: Output<'_>, task: GroupTask) = group_products_of<Dots>
+    pub(super) fn group_products(x: &QuantizedRows, w: &QuantizedMatrix, gates: &mut [f32], to: Output<'_>, task: GroupTask) = group_products_of<Dots>
 }
 
 #[inline(always)]
@@ -427,118 +309,4 @@ unsafe fn zero<const TYPE: usize>(block: &QuantizedBlock, group: usize, first: u
     // Wrapping, so that nothing is checked in the inner loop: it is at most 2^20.
     // SAFETY: the caller's promise.
     unsafe { (*zeros.add(first).add(row)).wrapping_mul(i32::from(zero) / ZERO) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::quantized_matrix::tests::{packed, quantized, random_blocks};
-    use super::super::swiglu::swiglu;
-    use super::*;
-    use crate::kernels::guarded::on_both_sides;
-    use crate::kernels::{Rows, reference};
-
-    #[test]
-    fn quantized_matmul_equals_the_reference_over_odd_shapes() {
-        on_both_sides(compare_odd_shapes);
-    }
-
-    fn compare_odd_shapes() {
-        let shapes = [
-            (1, 1, 32),
-            (1, 300, 608),
-            (2, 47, 64),
-            (15, 33, 96),
-            (16, 16, 256),
-            (16, 300, 96),
-            (17, 100, 64),
-            (150, 40, 32),
-        ];
-        for (rows, outputs, inputs) in shapes {
-            let mut x = Rows::new(inputs);
-            x.resize(rows);
-            for row in 0..rows {
-                x.row_mut(row).copy_from_slice(&reference::random(900 + row as u64, inputs));
-            }
-            for dtype in quantized() {
-                let blocks = random_blocks(dtype, outputs as u64, outputs * inputs / BLOCK);
-                for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
-                    let threads = Threads::new(count).unwrap();
-                    let w = packed(&threads, dtype, &blocks, inputs);
-                    let mut a = QuantizedRows::new();
-                    a.fill_from(isa, &threads, &x);
-                    let mut y = Rows::new(outputs + 16);
-                    y.resize(rows);
-                    for (times, target) in [(1.0, Target::Set), (2.0, Target::Add)] {
-                        quantized_matmul(isa, &threads, &a, &w, Destination { y: &y.share(), column: 16, target });
-                        for row in 0..rows {
-                            let expected = reference::quantized_matmul(x.row(row), dtype, &blocks);
-                            let expected: Vec<_> = expected.into_iter().map(|y| times * y).collect();
-                            assert_eq!(y.row(row)[16..], expected, "{isa} {dtype} {rows}x{outputs}x{inputs} row {row}");
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn gated_quantized_matmul_equals_matmul_then_swiglu() {
-        on_both_sides(compare_gated);
-    }
-
-    fn compare_gated() {
-        for (rows, half, inputs) in
-            [(1, 32, 32), (15, 64, 96), (17, 96, 64), (33, 32, 608), (150, 160, 32), (2, 256, 128)]
-        {
-            let mut x = Rows::new(inputs);
-            x.resize(rows);
-            for row in 0..rows {
-                x.row_mut(row).copy_from_slice(&reference::random(900 + row as u64, inputs));
-            }
-            for dtype in quantized() {
-                let blocks = random_blocks(dtype, 3, 2 * half * inputs / BLOCK);
-                for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
-                    let threads = Threads::new(count).unwrap();
-                    let w = packed(&threads, dtype, &blocks, inputs);
-                    let mut a = QuantizedRows::new();
-                    let mut found = QuantizedRows::new();
-                    a.fill_from(isa, &threads, &x);
-                    gated_quantized_matmul(isa, &threads, &a, &w, &ProductBuffers::new(&threads), &mut found);
-                    assert_eq!(found.rows(), rows);
-                    for row in 0..rows {
-                        let both = reference::quantized_matmul(x.row(row), dtype, &blocks);
-                        let mut expected = vec![0.0; half];
-                        swiglu(Isa::SCALAR, &both[..half], &both[half..], &mut expected);
-                        let found = found.group(row / GROUP);
-                        assert_eq!(found.len(), half / BLOCK);
-                        for (found, expected) in found.iter().zip(reference::quantize(&expected)) {
-                            let found = (found.quants[row % GROUP], found.scales[row % GROUP]);
-                            assert_eq!(
-                                found,
-                                (expected.quants, expected.scale),
-                                "{isa} {dtype} {rows}x{half}x{inputs} row {row}"
-                            );
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn quantized_matmul_reference_is_near_the_float_product() {
-        for dtype in quantized() {
-            let blocks = random_blocks(dtype, 5, 3 * 4);
-            let x = reference::random(6, 128);
-            let form = dtype.quant_format().unwrap();
-            let mut w = vec![0.0; 3 * 128];
-            blocks.iter().zip(w.as_chunks_mut().0).for_each(|(block, out)| block.elements(form, out));
-            let found = reference::quantized_matmul(&x, dtype, &blocks);
-            for (row, found) in w.chunks_exact(128).zip(found) {
-                let expected: f32 = row.iter().zip(&x).map(|(w, x)| w * x).sum();
-                let size: f32 = row.iter().zip(&x).map(|(w, x)| (w * x).powi(2)).sum::<f32>().sqrt();
-                assert!((found - expected).abs() < 0.03 * size, "{dtype}: {found}, {expected}, of {size}");
-            }
-        }
-    }
 }
