@@ -2,7 +2,7 @@
 
 use baton_formats::Dtype;
 
-use crate::kernels::{Isa, RowShape, Rows, SharedRows, Threads};
+use crate::kernels::{Compute, RowShape, Rows, SharedRows, Threads};
 
 use super::matmul::{PackedMatrix, gated_matmul, rounded_matmul, single_matmul};
 use super::product_buffers::ProductBuffers;
@@ -172,37 +172,30 @@ impl Inputs {
 
     /// Takes so many rows, which `make(row, values)` writes, for products with `w`: what makes a
     /// row and what rounds it are one pass over memory.
-    pub fn fill(
-        &mut self,
-        isa: Isa,
-        threads: &Threads,
-        w: &Matrix,
-        rows: usize,
-        make: impl Fn(usize, &mut [f32]) + Sync,
-    ) {
+    pub fn fill(&mut self, compute: &Compute, w: &Matrix, rows: usize, make: impl Fn(usize, &mut [f32]) + Sync) {
         let shape = RowShape { rows, columns: w.inputs() };
         self.filled = Filled::of(rows, w);
         match w.products() {
             Products::Single => {
                 self.single.reshape(rows, w.inputs());
-                self.single.for_each(threads, make);
+                self.single.for_each(&compute.threads, make);
             }
-            Products::Rounded => self.rounded.fill(isa, threads, shape, &self.row_buffers, make),
-            Products::Quantized => self.quantized.fill(isa, threads, shape, &self.row_buffers, make),
+            Products::Rounded => self.rounded.fill(compute, shape, &self.row_buffers, make),
+            Products::Quantized => self.quantized.fill(compute, shape, &self.row_buffers, make),
         }
     }
 
     /// Takes the rows of `x`, for products with `w`.
-    pub fn fill_from(&mut self, isa: Isa, threads: &Threads, w: &Matrix, x: &Rows) {
+    pub fn fill_from(&mut self, compute: &Compute, w: &Matrix, x: &Rows) {
         assert_eq!(x.columns(), w.inputs(), "inputs of a product");
         self.filled = Filled::of(x.rows(), w);
         match w.products() {
             Products::Single => {
                 self.single.reshape(x.rows(), x.columns());
-                self.single.for_each(threads, |row, to| to.copy_from_slice(x.row(row)));
+                self.single.for_each(&compute.threads, |row, to| to.copy_from_slice(x.row(row)));
             }
-            Products::Rounded => self.rounded.fill_from(isa, threads, x),
-            Products::Quantized => self.quantized.fill_from(isa, threads, x),
+            Products::Rounded => self.rounded.fill_from(compute, x),
+            Products::Quantized => self.quantized.fill_from(compute, x),
         }
     }
 
@@ -217,7 +210,7 @@ impl Inputs {
 /// Fills `to`, for products with `down`, with silu(gate) x up, where gate and up are the halves of
 /// X W^T. X is what `inputs` were filled with for this matrix. Returns whether it did: only what is
 /// rounded in one way on both sides, and halves of whole packed tiles, are one pass over memory.
-pub(crate) fn gated(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, down: &Matrix, to: &mut Inputs) -> bool {
+pub(crate) fn gated(compute: &Compute, inputs: &Inputs, w: &Matrix, down: &Matrix, to: &mut Inputs) -> bool {
     let [part] = &w.parts[..] else { return false };
     if w.products() != down.products() {
         return false;
@@ -226,11 +219,11 @@ pub(crate) fn gated(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, do
     assert_eq!(2 * down.inputs(), w.outputs(), "gates and ups");
     match part.form() {
         Form::Rounded(matrix) if matrix.halves_are_whole_tiles() => {
-            gated_matmul(isa, threads, &inputs.rounded, matrix, &inputs.product_buffers, &mut to.rounded);
+            gated_matmul(compute, &inputs.rounded, matrix, &inputs.product_buffers, &mut to.rounded);
         }
         // A single row is bound by memory, which is read fastest in one stream.
         Form::Quantized(matrix) if rows > 1 && matrix.halves_are_blocks() => {
-            gated_quantized_matmul(isa, threads, &inputs.quantized, matrix, &inputs.product_buffers, &mut to.quantized);
+            gated_quantized_matmul(compute, &inputs.quantized, matrix, &inputs.product_buffers, &mut to.quantized);
         }
         _ => return false,
     }
@@ -249,7 +242,7 @@ pub(crate) enum Target {
 
 /// Y = X W^T, or Y += X W^T: X is what `inputs` were filled with for this matrix, `y` is
 /// `[rows][outputs]`.
-pub(crate) fn linear(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, y: &mut Rows, target: Target) {
+pub(crate) fn linear(compute: &Compute, inputs: &Inputs, w: &Matrix, y: &mut Rows, target: Target) {
     assert_eq!(y.columns(), w.outputs(), "outputs of a product");
     let rows = inputs.rows_for(w);
     match target {
@@ -261,9 +254,9 @@ pub(crate) fn linear(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, y
     for part in &w.parts {
         let to = Destination { y: &y, column, target };
         match part.form() {
-            Form::Single(matrix) => single_matmul(isa, threads, &inputs.single, matrix, to),
-            Form::Rounded(matrix) => rounded_matmul(isa, threads, &inputs.rounded, matrix, to),
-            Form::Quantized(matrix) => quantized_matmul(isa, threads, &inputs.quantized, matrix, to),
+            Form::Single(matrix) => single_matmul(compute, &inputs.single, matrix, to),
+            Form::Rounded(matrix) => rounded_matmul(compute, &inputs.rounded, matrix, to),
+            Form::Quantized(matrix) => quantized_matmul(compute, &inputs.quantized, matrix, to),
         }
         column += part.outputs();
     }

@@ -5,7 +5,7 @@ use half::bf16;
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::pairs::{Pairs, numbers_mut};
-use crate::kernels::{AlignedBytes, Isa, RowShape, Rows, SharedRows, Threads};
+use crate::kernels::{AlignedBytes, Compute, RowShape, Rows, SharedRows};
 
 use super::row_buffers::{GROUP, Groups, RowBuffers, take_groups};
 
@@ -26,8 +26,7 @@ impl RoundedRows {
     /// Takes rows that `make` writes.
     pub fn fill(
         &mut self,
-        isa: Isa,
-        threads: &Threads,
+        compute: &Compute,
         shape: RowShape,
         buffers: &RowBuffers,
         make: impl Fn(usize, &mut [f32]) + Sync,
@@ -35,17 +34,19 @@ impl RoundedRows {
         self.resize(shape);
         let row_bytes = self.stride * size_of::<bf16>();
         let groups = Groups { to: &mut self.bytes[..shape.rows * row_bytes], len: GROUP * row_bytes };
-        buffers.pass(threads, shape, make, groups, |x, slot, group| {
+        let isa = compute.isa;
+        buffers.pass(&compute.threads, shape, make, groups, |x, slot, group| {
             round_row(isa, x, numbers_mut(&mut group[slot * row_bytes..][..row_bytes]));
         });
     }
 
     /// Takes the rows of `x`.
-    pub fn fill_from(&mut self, isa: Isa, threads: &Threads, x: &Rows) {
+    pub fn fill_from(&mut self, compute: &Compute, x: &Rows) {
         self.resize(x.shape());
         let row_bytes = self.stride * size_of::<bf16>();
         let groups = Groups { to: &mut self.bytes[..x.rows() * row_bytes], len: GROUP * row_bytes };
-        take_groups(threads, x, groups, |x, slot, group| {
+        let isa = compute.isa;
+        take_groups(&compute.threads, x, groups, |x, slot, group| {
             round_row(isa, x, numbers_mut(&mut group[slot * row_bytes..][..row_bytes]));
         });
     }

@@ -27,7 +27,7 @@ use std::sync::{Mutex, PoisonError};
 use baton_types::{BlockId, KvDtype};
 
 use crate::kernels::lanes::LANES;
-use crate::kernels::{AlignedBuf, AlignedBytes, Isa, Rows, SharedRows, Threads};
+use crate::kernels::{AlignedBuf, AlignedBytes, Compute, Isa, Rows, SharedRows};
 
 use super::kv_store::KvStore;
 use super::tile::TILE_BLOCK;
@@ -289,13 +289,14 @@ pub(crate) struct Attention<'a> {
 
 /// Attention of all query tiles of a step: `out` becomes `[rows][heads x head_dim]`.
 pub(crate) fn attention(
-    isa: Isa,
-    threads: &Threads,
+    compute: &Compute,
     operands: Attention<'_>,
     tiles: &[QueryTile<'_>],
     out: &mut Rows,
     scratch: &mut AttentionScratch,
 ) {
+    let Compute { isa, threads } = compute;
+    let isa = *isa;
     out.resize(operands.q.rows());
     let shape = operands.shape;
     let out = out.share();
@@ -306,7 +307,7 @@ pub(crate) fn attention(
     let few = tasks < threads.count() * TASKS_PER_THREAD && threads.count() > 1;
     if few && splits > 1 && tasks * splits * rows.max(scratch.split_rows) <= MAX_SPLIT_ROWS {
         scratch.make_room(shape, tasks * splits, rows);
-        attend_splits(isa, threads, operands, tiles, splits, &out, scratch);
+        attend_splits(compute, operands, tiles, splits, &out, scratch);
         return;
     }
     // The last tiles attend to most: the long tasks first.
@@ -354,14 +355,15 @@ fn attend_task<'a>(isa: Isa, task: Task<'a>, ahead: &mut KeyTiles<'a>, out: &Sha
 
 /// Each split of each query tile and kv head as a task, then their sums.
 fn attend_splits(
-    isa: Isa,
-    threads: &Threads,
+    compute: &Compute,
     operands: Attention<'_>,
     tiles: &[QueryTile<'_>],
     splits: usize,
     out: &SharedRows<'_>,
     scratch: &AttentionScratch,
 ) {
+    let Compute { isa, threads } = compute;
+    let isa = *isa;
     let shape = operands.shape;
     let tasks = tiles.len() * shape.kv_heads;
     let task_at =

@@ -5,7 +5,7 @@ use super::AttentionPrecision::{Rounded, Single};
 use super::*;
 use crate::arena::KvArena;
 use crate::kernels::guarded::on_both_sides;
-use crate::kernels::reference;
+use crate::kernels::{Threads, reference};
 
 struct Case {
     shape: AttentionShape,
@@ -75,7 +75,7 @@ fn run(case: &Case, isa: Isa, count: usize, chunk: usize) -> Vec<Vec<f32>> {
     let place = |block: u32| block * 17 % (blocks + 3);
     let table: Vec<_> = (0..blocks).map(|b| BlockId(if count > 1 { last - place(b) } else { place(b) })).collect();
     let store = KvStore::new(&arena, layer);
-    let threads = Threads::new(count).unwrap();
+    let compute = Compute { isa, threads: Threads::new(count).unwrap() };
     let mut scratch = AttentionScratch::new(shape, count);
     let width = shape.kv_heads * shape.head_dim;
     let mut results = Vec::new();
@@ -96,7 +96,7 @@ fn run(case: &Case, isa: Isa, count: usize, chunk: usize) -> Vec<Vec<f32>> {
         };
         let tiles: Vec<_> = (first..end).step_by(shape.tile_tokens()).map(tile).collect();
         let mut out = Rows::new(q.columns());
-        attention(isa, &threads, Attention { shape, store, q: &part }, &tiles, &mut out, &mut scratch);
+        attention(&compute, Attention { shape, store, q: &part }, &tiles, &mut out, &mut scratch);
         results.extend((0..end - first).map(|row| out.row(row).to_vec()));
     }
     results
@@ -259,15 +259,15 @@ fn compare_beside(shape: &AttentionShape, tolerance: f32) {
         .map(|(row, (block_table, length))| QueryTile { row, position: length - 1, tokens: 1, block_table })
         .collect();
     for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 2)]) {
-        let threads = Threads::new(count).unwrap();
+        let compute = Compute { isa, threads: Threads::new(count).unwrap() };
         let mut scratch = AttentionScratch::new(shape, count);
         let mut beside = Rows::new(q.columns());
         let mut alone = Rows::new(q.columns());
-        attention(isa, &threads, Attention { shape, store, q: &q }, &tiles, &mut beside, &mut scratch);
+        attention(&compute, Attention { shape, store, q: &q }, &tiles, &mut beside, &mut scratch);
         for (row, expected) in expected.iter().enumerate() {
             let distance = reference::distance(beside.row(row), expected);
             assert!(distance < tolerance, "{isa}, {count} threads, sequence {row}: {distance}");
-            attention(isa, &threads, Attention { shape, store, q: &q }, &tiles[row..=row], &mut alone, &mut scratch);
+            attention(&compute, Attention { shape, store, q: &q }, &tiles[row..=row], &mut alone, &mut scratch);
             assert_eq!(beside.row(row), alone.row(row), "{isa}, {count} threads, sequence {row}");
         }
     }

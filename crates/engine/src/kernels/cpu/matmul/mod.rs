@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use crate::kernels::{Isa, RowShape, Rows, SharedRows, Threads};
+use crate::kernels::{Compute, RowShape, Rows, SharedRows, Threads};
 
 use super::linear::Destination;
 use super::product_buffers::ProductBuffers;
@@ -34,7 +34,7 @@ const TILE_ROW_BYTES: usize = 768 << 10;
 const PARALLEL_WORK: usize = 200_000;
 
 /// Y = X W^T, or Y += X W^T, in single precision: `x` is `[rows][inputs]`.
-pub(super) fn single_matmul(isa: Isa, threads: &Threads, x: &Rows, w: &PackedMatrix, to: Destination<'_>) {
+pub(super) fn single_matmul(compute: &Compute, x: &Rows, w: &PackedMatrix, to: Destination<'_>) {
     assert!(!w.is_rounded() && x.columns() == w.inputs, "inputs of a matmul");
     let shape = TaskShape {
         rows: x.rows(),
@@ -42,7 +42,8 @@ pub(super) fn single_matmul(isa: Isa, threads: &Threads, x: &Rows, w: &PackedMat
         packed_tiles: w.outputs.div_ceil(TILE_OUTPUTS),
         work: w.outputs * w.inputs,
     };
-    shape.for_each(threads, |_, task| single_products(isa, x, w, to, task));
+    let isa = compute.isa;
+    shape.for_each(&compute.threads, |_, task| single_products(isa, x, w, to, task));
 }
 
 /// Where products of bfloat16 go.
@@ -54,15 +55,14 @@ enum Output<'a> {
 }
 
 /// Y = X W^T, or Y += X W^T, of bfloat16.
-pub(super) fn rounded_matmul(isa: Isa, threads: &Threads, x: &RoundedRows, w: &PackedMatrix, to: Destination<'_>) {
-    rounded_tasks(isa, threads, x, w, Output::Rows(to));
+pub(super) fn rounded_matmul(compute: &Compute, x: &RoundedRows, w: &PackedMatrix, to: Destination<'_>) {
+    rounded_tasks(compute, x, w, Output::Rows(to));
 }
 
 /// silu(gate) x up, rounded, where gate and up are the halves of X W^T, each of whole packed tiles.
 /// Neither of them is ever in memory as a whole.
 pub(super) fn gated_matmul(
-    isa: Isa,
-    threads: &Threads,
+    compute: &Compute,
     x: &RoundedRows,
     w: &PackedMatrix,
     buffers: &ProductBuffers,
@@ -70,11 +70,12 @@ pub(super) fn gated_matmul(
 ) {
     assert!(w.halves_are_whole_tiles(), "halves of whole packed tiles");
     to.resize(RowShape { rows: x.rows(), columns: w.outputs / 2 });
-    rounded_tasks(isa, threads, x, w, Output::Gated(to.share(), buffers));
+    rounded_tasks(compute, x, w, Output::Gated(to.share(), buffers));
 }
 
-fn rounded_tasks(isa: Isa, threads: &Threads, x: &RoundedRows, w: &PackedMatrix, to: Output<'_>) {
+fn rounded_tasks(compute: &Compute, x: &RoundedRows, w: &PackedMatrix, to: Output<'_>) {
     assert!(w.is_rounded(), "weights of bfloat16");
+    let isa = compute.isa;
     let outputs = if let Output::Gated(..) = to { w.outputs / 2 } else { w.outputs };
     let row_block = match isa.has_tiles() {
         true => (TILE_ROW_BYTES / (size_of::<bf16>() * w.inputs) / TILE_BLOCK).max(1) * TILE_BLOCK,
@@ -86,7 +87,7 @@ fn rounded_tasks(isa: Isa, threads: &Threads, x: &RoundedRows, w: &PackedMatrix,
         packed_tiles: outputs.div_ceil(TILE_OUTPUTS),
         work: w.outputs * w.inputs,
     };
-    shape.for_each(threads, |worker, task| {
+    shape.for_each(&compute.threads, |worker, task| {
         let x = Operand { at: x.as_ptr(), stride: x.stride() };
         match to {
             Output::Rows(to) => rounded_products(isa, x, w, to, task),

@@ -7,7 +7,7 @@ use super::*;
 use crate::error::EngineError;
 use crate::kernels::guarded::on_both_sides;
 use crate::kernels::pairs::Number;
-use crate::kernels::{WeightMemory, reference};
+use crate::kernels::{Isa, WeightMemory, reference};
 
 const ELEMENTS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
 
@@ -57,24 +57,24 @@ fn compare_odd_shapes() {
         }
         let cases = Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]);
         for (isa, count, element) in cases.flat_map(|(isa, n)| ELEMENTS.map(|element| (isa, n, element))) {
-            let threads = Threads::new(count).unwrap();
+            let compute = Compute { isa, threads: Threads::new(count).unwrap() };
             let w = if element == Dtype::F32 { &w } else { &short };
             let mut rounded = RoundedRows::new();
-            let buffers = RowBuffers::new(&threads, inputs);
+            let buffers = RowBuffers::new(&compute.threads, inputs);
             let copy = |row: usize, to: &mut [f32]| to.copy_from_slice(x.row(row));
             match count {
-                1 => rounded.fill_from(isa, &threads, &x),
-                _ => rounded.fill(isa, &threads, x.shape(), &buffers, copy),
+                1 => rounded.fill_from(&compute, &x),
+                _ => rounded.fill(&compute, x.shape(), &buffers, copy),
             }
-            let w_packed = packed(&threads, element, w, inputs);
+            let w_packed = packed(&compute.threads, element, w, inputs);
             let mut y = Rows::new(outputs);
             y.resize(rows);
             for target in [Target::Set, Target::Add] {
                 let before: Vec<_> = (0..rows).map(|row| y.row(row).to_vec()).collect();
                 let to = Destination { y: &y.share(), column: 0, target };
                 match element {
-                    Dtype::BF16 => rounded_matmul(isa, &threads, &rounded, &w_packed, to),
-                    _ => single_matmul(isa, &threads, &x, &w_packed, to),
+                    Dtype::BF16 => rounded_matmul(&compute, &rounded, &w_packed, to),
+                    _ => single_matmul(&compute, &x, &w_packed, to),
                 }
                 for (row, before) in before.iter().enumerate() {
                     let x: Vec<_> = match element {
@@ -95,12 +95,12 @@ fn compare_odd_shapes() {
 }
 
 /// Random rows, and the same rounded to bfloat16 in the form that products take.
-fn rounded_rows(isa: Isa, threads: &Threads, shape: RowShape) -> (Vec<Vec<f32>>, RoundedRows) {
+fn rounded_rows(compute: &Compute, shape: RowShape) -> (Vec<Vec<f32>>, RoundedRows) {
     let RowShape { rows, columns: inputs } = shape;
     let x: Vec<_> = (0..rows).map(|row| shortened(&reference::random(900 + row as u64, inputs))).collect();
     let mut rounded = RoundedRows::new();
     let copy = |row: usize, to: &mut [f32]| to.copy_from_slice(&x[row]);
-    rounded.fill(isa, threads, shape, &RowBuffers::new(threads, inputs), copy);
+    rounded.fill(compute, shape, &RowBuffers::new(&compute.threads, inputs), copy);
     (x, rounded)
 }
 
@@ -117,11 +117,11 @@ fn compare_gated() {
     for (rows, half, inputs) in [(1, 32, 32), (15, 64, 96), (17, 96, 64), (33, 32, 608), (100, 64, 32)] {
         let weights = shortened(&reference::random(3, 2 * half * inputs));
         for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
-            let threads = Threads::new(count).unwrap();
-            let w = packed(&threads, Dtype::BF16, &weights, inputs);
-            let (x, rounded) = rounded_rows(isa, &threads, RowShape { rows, columns: inputs });
+            let compute = Compute { isa, threads: Threads::new(count).unwrap() };
+            let w = packed(&compute.threads, Dtype::BF16, &weights, inputs);
+            let (x, rounded) = rounded_rows(&compute, RowShape { rows, columns: inputs });
             let mut found = RoundedRows::new();
-            gated_matmul(isa, &threads, &rounded, &w, &ProductBuffers::new(&threads), &mut found);
+            gated_matmul(&compute, &rounded, &w, &ProductBuffers::new(&compute.threads), &mut found);
             assert_eq!(found.rows(), rows);
             for (row, x) in x.iter().enumerate() {
                 let both = expected_product(isa, &vec![0.0; 2 * half], x, &weights);

@@ -16,7 +16,7 @@ mod tests;
 
 use std::ops::Range;
 
-use crate::kernels::{Isa, RowShape, SharedRows, Threads};
+use crate::kernels::{Compute, RowShape, SharedRows};
 
 use super::linear::Destination;
 use super::product_buffers::{GATES, ProductBuffers};
@@ -47,21 +47,14 @@ enum Output<'a> {
 }
 
 /// Y = X W^T, or Y += X W^T.
-pub(super) fn quantized_matmul(
-    isa: Isa,
-    threads: &Threads,
-    x: &QuantizedRows,
-    w: &QuantizedMatrix,
-    to: Destination<'_>,
-) {
-    quantized_tasks(isa, threads, x, w, Output::Rows(to));
+pub(super) fn quantized_matmul(compute: &Compute, x: &QuantizedRows, w: &QuantizedMatrix, to: Destination<'_>) {
+    quantized_tasks(compute, x, w, Output::Rows(to));
 }
 
 /// silu(gate) x up, quantized, where gate and up are the halves of X W^T, each of whole blocks.
 /// Neither of them is ever in memory as a whole.
 pub(super) fn gated_quantized_matmul(
-    isa: Isa,
-    threads: &Threads,
+    compute: &Compute,
     x: &QuantizedRows,
     w: &QuantizedMatrix,
     buffers: &ProductBuffers,
@@ -69,10 +62,11 @@ pub(super) fn gated_quantized_matmul(
 ) {
     assert!(w.halves_are_blocks(), "halves of whole blocks");
     let shape = RowShape { rows: x.rows(), columns: w.outputs() / 2 };
-    quantized_tasks(isa, threads, x, w, Output::Gated(to.share(shape), buffers));
+    quantized_tasks(compute, x, w, Output::Gated(to.share(shape), buffers));
 }
 
-fn quantized_tasks(isa: Isa, threads: &Threads, x: &QuantizedRows, w: &QuantizedMatrix, to: Output<'_>) {
+fn quantized_tasks(compute: &Compute, x: &QuantizedRows, w: &QuantizedMatrix, to: Output<'_>) {
+    let Compute { isa, threads } = compute;
     let packed_tiles = if let Output::Gated(..) = to { w.packed_tiles() / 2 } else { w.packed_tiles() };
     let parallel = x.rows() * w.inputs() * w.outputs() >= PARALLEL_WORK;
     // Some tasks per thread, so that one that was late does not hold up the rest; whole register
@@ -96,7 +90,7 @@ fn quantized_tasks(isa: Isa, threads: &Threads, x: &QuantizedRows, w: &Quantized
             Output::Gated(_, buffers) => Some(buffers.lock(worker, task.groups.len() * GROUP)),
         };
         let gates = buffer.as_mut().map_or(&mut [][..], |gates| &mut gates[..]);
-        group_products(isa, x, w, gates, to, task);
+        group_products(*isa, x, w, gates, to, task);
     });
 }
 

@@ -3,7 +3,7 @@ use super::super::quantized_matrix::tests::{packed, quantized, random_blocks};
 use super::super::swiglu::swiglu;
 use super::*;
 use crate::kernels::guarded::on_both_sides;
-use crate::kernels::{Rows, reference};
+use crate::kernels::{Isa, Rows, Threads, reference};
 
 #[test]
 fn quantized_matmul_equals_the_reference_over_odd_shapes() {
@@ -30,14 +30,14 @@ fn compare_odd_shapes() {
         for dtype in quantized() {
             let blocks = random_blocks(dtype, outputs as u64, outputs * inputs / BLOCK);
             for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
-                let threads = Threads::new(count).unwrap();
-                let w = packed(&threads, dtype, &blocks, inputs);
+                let compute = Compute { isa, threads: Threads::new(count).unwrap() };
+                let w = packed(&compute.threads, dtype, &blocks, inputs);
                 let mut a = QuantizedRows::new();
-                a.fill_from(isa, &threads, &x);
+                a.fill_from(&compute, &x);
                 let mut y = Rows::new(outputs + 16);
                 y.resize(rows);
                 for (times, target) in [(1.0, Target::Set), (2.0, Target::Add)] {
-                    quantized_matmul(isa, &threads, &a, &w, Destination { y: &y.share(), column: 16, target });
+                    quantized_matmul(&compute, &a, &w, Destination { y: &y.share(), column: 16, target });
                     for row in 0..rows {
                         let expected = reference::quantized_matmul(x.row(row), dtype, &blocks);
                         let expected: Vec<_> = expected.into_iter().map(|y| times * y).collect();
@@ -65,12 +65,12 @@ fn compare_gated() {
         for dtype in quantized() {
             let blocks = random_blocks(dtype, 3, 2 * half * inputs / BLOCK);
             for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
-                let threads = Threads::new(count).unwrap();
-                let w = packed(&threads, dtype, &blocks, inputs);
+                let compute = Compute { isa, threads: Threads::new(count).unwrap() };
+                let w = packed(&compute.threads, dtype, &blocks, inputs);
                 let mut a = QuantizedRows::new();
                 let mut found = QuantizedRows::new();
-                a.fill_from(isa, &threads, &x);
-                gated_quantized_matmul(isa, &threads, &a, &w, &ProductBuffers::new(&threads), &mut found);
+                a.fill_from(&compute, &x);
+                gated_quantized_matmul(&compute, &a, &w, &ProductBuffers::new(&compute.threads), &mut found);
                 assert_eq!(found.rows(), rows);
                 for row in 0..rows {
                     let both = reference::quantized_matmul(x.row(row), dtype, &blocks);
