@@ -2,7 +2,6 @@
 """Runs Baton's engine, llama.cpp and vLLM in turn, in rounds, and prints a table: medians of tokens/s, and the ratios that Baton is to reach."""
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -27,8 +26,6 @@ GOALS = {
     "q8_0": (("llama",), (3.0, 3.0, 1.2, None, 3.0)),
 }
 THREADS_GOAL = 1.8
-# Baton's: what its nodes' --compute-dtype says.
-COMPUTE_DTYPES = ("auto", "bf16")
 # llama.cpp's ways that are tried before the rounds; the best one for each figure is measured. A micro-batch is how many tokens it computes at once; none
 # that is longer than a prompt differs from one as long.
 MICRO_BATCHES = {512: (128, 512), 2048: (512, 2048)}
@@ -76,38 +73,13 @@ def output(args, command, limit=900):
 
 
 class Baton:
-    """Prompts and tokens are computed by different nodes, each with the compute dtype that is the fastest for them."""
-
     def __init__(self, args):
         self.args = args
-        self.best = {}
-
-    def bench(self, model, compute_dtype, threads, repeats):
-        command = [self.args.baton, "bench", "engine", "--model", self.args.files[model], "--threads", threads, "--rounds", repeats, "--compute-dtype", compute_dtype]
-        return json.loads(output(self.args, [*command, "--json"]))
-
-    def choose(self, model):
-        """Tries the arithmetics; a model in bfloat16 has but one. One for all prompts, and one for all tokens, as nodes have it."""
-        if model == "bf16":
-            self.best[model] = dict.fromkeys(FIGURES, COMPUTE_DTYPES[0])
-            return
-        tried = {way: self.bench(model, way, self.args.threads, min(self.args.repeats, 2)) for way in COMPUTE_DTYPES}
-        self.best[model] = {}
-        for kind in ("prefill", "decode"):
-            figures = [figure for figure in FIGURES if figure.startswith(kind)]
-            way = max(COMPUTE_DTYPES, key=lambda way: math.prod(tried[way][figure] for figure in figures))
-            self.best[model] |= dict.fromkeys(figures, way)
 
     def measure(self, model, threads):
-        if model not in self.best:
-            self.choose(model)
-        best = self.best[model]
-        reports = {way: self.bench(model, way, threads, self.args.repeats) for way in dict.fromkeys(best.values())}
-        return {figure: reports[best[figure]][figure] for figure in FIGURES}
-
-    def chosen(self, model):
-        best = self.best[model]
-        return f"prefill {best[FIGURES[0]]}, decode {best[FIGURES[-1]]}"
+        command = [self.args.baton, "bench", "engine", "--model", self.args.files[model], "--threads", threads, "--rounds", self.args.repeats]
+        report = json.loads(output(self.args, [*command, "--json"]))
+        return {figure: report[figure] for figure in FIGURES}
 
 
 class Llama:
@@ -316,8 +288,6 @@ def table(args, figures, problems, sides):
     for label, found, goals in ratios(args, middle):
         lines.append(row(label, (cell(found[figure], goals[figure]) for figure in FIGURES)))
     lines += ["", NOTES.format(rounds=args.rounds, repeats=args.repeats, threads=args.threads, cores=cores(args), context=CONTEXT)]
-    if "baton" in sides:
-        lines += [f"Baton's compute dtype, {NAMES[model]}: {sides['baton'].chosen(model)}" for model in sides["baton"].best]
     if "llama" in sides:
         lines += [f"llama.cpp's best ways, {NAMES[model]}: {sides['llama'].chosen(model)}" for model in sides["llama"].best]
     if "vllm" in sides and sides["vllm"].idle and (most := max(sides["vllm"].idle)) > MOST_IDLE_CPU:

@@ -9,8 +9,8 @@ use crate::arena::KvArena;
 use crate::engine::{Engine, LayerSlice, ModelInfo, SequenceStep, StepObserver, check_batch, check_slice};
 use crate::error::EngineError;
 use crate::kernels::cpu::Products;
-use crate::kernels::{Isa, Threads};
-use crate::model::{Compute, Llama, ModelConfig, Workspace};
+use crate::kernels::{Compute, Isa, Threads};
+use crate::model::{Llama, ModelConfig, Workspace};
 
 /// KV compatibility class: nodes whose results are bitwise the same. The instruction set shows only
 /// if matrix tiles sum products of bfloat16, so it is not in the class otherwise. The number
@@ -47,10 +47,6 @@ pub enum ComputeDtype {
     /// the KV is kept in single precision). Others take them as they are.
     #[default]
     Auto,
-    /// Of bfloat16, whatever the file has: quantized weights become bfloat16 on their way to each
-    /// product. With matrix tiles that is the fastest for prompts, and by far the slowest for a few
-    /// sequences' next tokens: for nodes that only prefill.
-    Bf16,
     /// In single precision, for which weights become f32 when they are loaded: the reference, slow
     /// and large.
     F32,
@@ -58,13 +54,12 @@ pub enum ComputeDtype {
 
 impl ComputeDtype {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Auto, Self::Bf16, Self::F32];
+    pub const ALL: [Self; 2] = [Self::Auto, Self::F32];
 
-    /// `auto`, `bf16` or `f32`.
+    /// `auto` or `f32`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
-            Self::Bf16 => "bf16",
             Self::F32 => "f32",
         }
     }
@@ -72,7 +67,7 @@ impl ComputeDtype {
 
 /// A name that no compute dtype has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}', expected auto, bf16 or f32")]
+#[error("'{0}', expected auto or f32")]
 pub struct UnknownComputeDtype(String);
 
 impl FromStr for ComputeDtype {

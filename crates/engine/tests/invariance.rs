@@ -39,14 +39,13 @@ fn quantized() -> NamedTempFile {
     })
 }
 
-/// A model of each class, in single precision and in bfloat16 in two ways, with the class's name.
-fn models(quantized: &NamedTempFile) -> [(PathBuf, ComputeDtype, &'static str); 5] {
+/// A model of each class, in single precision in two ways, with the class's name.
+fn models(quantized: &NamedTempFile) -> [(PathBuf, ComputeDtype, &'static str); 4] {
     [
         (fixture("smollm"), ComputeDtype::Auto, "cpu-bf16"),
         (fixture("smollm"), ComputeDtype::F32, "cpu-f32"),
         (fixture("smollm").join("model.gguf"), ComputeDtype::Auto, "cpu-f32"),
         (quantized.path().to_owned(), ComputeDtype::Auto, "cpu-int8"),
-        (quantized.path().to_owned(), ComputeDtype::Bf16, "cpu-bf16"),
     ]
 }
 

@@ -143,13 +143,6 @@ fn teacher_forced_logprobs_with_bf16_weights_are_near_the_reference() {
 
 #[test]
 #[ignore = "needs a model: BATON_MODEL"]
-fn teacher_forced_logprobs_of_quants_in_bf16_are_near_the_reference() {
-    let path = real_model();
-    assert_near(&path, ComputeDtype::Bf16, "cpu-bf16", &EXACT);
-}
-
-#[test]
-#[ignore = "needs a model: BATON_MODEL"]
 fn logprobs_with_mixed_quant_formats_are_near_the_reference() {
     let path = real_model();
     // As files for k-quants have it: values, and what goes down, in more bits than what they are

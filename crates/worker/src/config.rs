@@ -68,10 +68,9 @@ baton_runtime::settings! {
         /// Store K and V as f16, bf16, f32 or int8, alike on all nodes. int8 has a scale per row of
         /// a head.
         kv_dtype: KvDtype = KvDtype::F16, "TYPE";
-        /// Compute products with quantized weights in auto, bf16 or f32. auto keeps the weights as
-        /// they are, with 8-bit activations. bf16 is twice as fast for prompts if the CPU has AMX.
-        /// It is slow for tokens: use it on prefill nodes. f32 is the reference, slow and large.
-        /// Nodes share cached prefixes within one type.
+        /// Compute products with quantized weights in auto or f32. auto keeps the weights as they
+        /// are, with 8-bit activations. f32 is the reference, slow and large. Nodes share cached
+        /// prefixes within one type.
         #[serde(with = "compute_dtype")]
         compute_dtype: ComputeDtype = ComputeDtype::default(), "TYPE";
         /// Queue at most this many requests.

@@ -191,9 +191,9 @@ mod tests {
     #[test]
     fn invalid_score_argument_names_its_flag() {
         assert_eq!(parse("--compute-dtype f32").unwrap().compute.compute_dtype, ComputeDtype::F32);
-        assert_eq!(parse("--compute-dtype bf16").unwrap().compute.compute_dtype, ComputeDtype::Bf16);
+        assert_eq!(parse("--compute-dtype auto").unwrap().compute.compute_dtype, ComputeDtype::Auto);
         for (line, flag) in [
-            ("--compute-dtype int8", "--compute-dtype"),
+            ("--compute-dtype bf16", "--compute-dtype"),
             ("--context 1", "--context"),
             ("--threads x", "--threads"),
             ("--kv-dtype f8", "--kv-dtype"),

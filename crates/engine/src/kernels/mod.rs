@@ -31,6 +31,11 @@ mod threads;
 
 pub(crate) use aligned::{AlignedBuf, AlignedBytes, WeightBytes, WeightMemory};
 pub use isa::Isa;
-pub(crate) use lanes::prefetch;
-pub(crate) use rows::{Rows, SharedRows};
+pub(crate) use rows::{RowShape, Rows, SharedRows};
 pub(crate) use threads::Threads;
+
+/// What computes.
+pub(crate) struct Compute {
+    pub isa: Isa,
+    pub threads: Threads,
+}

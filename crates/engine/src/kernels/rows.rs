@@ -9,6 +9,13 @@ use super::lanes::LANES;
 /// Rows that a thread takes at once in operations that go row by row.
 const ROW_GRAIN: usize = 16;
 
+/// How many rows of how many columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RowShape {
+    pub rows: usize,
+    pub columns: usize,
+}
+
 /// A matrix of activations `[rows][columns]`. Rows begin on cache lines. Their distance is an odd
 /// number of lines, so that a column of rows does not fall into one cache set.
 pub(crate) struct Rows {
@@ -59,6 +66,10 @@ impl Rows {
         self.columns
     }
 
+    pub fn shape(&self) -> RowShape {
+        RowShape { rows: self.rows, columns: self.columns }
+    }
+
     /// Elements from one row's start to the next one's.
     pub fn stride(&self) -> usize {
         self.stride
@@ -93,7 +104,8 @@ impl Rows {
 
     /// A handle through which several threads write different parts.
     pub fn share(&mut self) -> SharedRows<'_> {
-        SharedRows::new(&mut self.data, (self.rows, self.columns), self.stride)
+        let shape = self.shape();
+        SharedRows::new(&mut self.data, shape, self.stride)
     }
 }
 
@@ -119,7 +131,8 @@ unsafe impl<N: Send> Sync for SharedRows<'_, N> {}
 
 impl<'a, N> SharedRows<'a, N> {
     /// `[rows][columns]`, with `stride` elements from one row's start to the next one's.
-    pub fn new(data: &'a mut [N], (rows, columns): (usize, usize), stride: usize) -> Self {
+    pub fn new(data: &'a mut [N], shape: RowShape, stride: usize) -> Self {
+        let RowShape { rows, columns } = shape;
         assert!(columns <= stride && rows * stride <= data.len(), "{rows} rows of {columns}, {stride} apart");
         Self { at: data.as_mut_ptr(), rows, columns, stride, owner: PhantomData }
     }

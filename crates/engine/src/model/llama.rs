@@ -20,20 +20,14 @@ use crate::cpu::ComputeDtype;
 use crate::engine::{LayerSlice, LogitsWanted, SequenceStep, StepObserver};
 use crate::error::EngineError;
 use crate::kernels::cpu::{
-    Attention, AttentionScratch, AttentionShape, Inputs, KvStore, Matrix, Products, QueryTile, RopeTable, Target,
-    attention, gated, linear, rms_norm, rope, swiglu,
+    Attention, AttentionPrecision, AttentionScratch, AttentionShape, Inputs, KvStore, Matrix, Products, QueryTile,
+    RopeTable, Target, attention, gated, linear, rms_norm, rope, swiglu,
 };
-use crate::kernels::{Isa, Rows, Threads, prefetch};
+use crate::kernels::{Compute, Rows, Threads};
 use crate::sampler::check_finite;
 
 /// Rows of logits computed at once: a prompt's logits are never all in memory.
 const LOGIT_ROWS: usize = 32;
-
-/// What computes.
-pub(crate) struct Compute {
-    pub isa: Isa,
-    pub threads: Threads,
-}
 
 /// A model in memory.
 pub(crate) struct Llama {
@@ -97,14 +91,18 @@ impl Llama {
     fn attention_shape(&self, arena: &KvArena, layer: usize) -> AttentionShape {
         let config = &self.config;
         let dtype = arena.layout().dtype;
+        // Attention is exact if products are, or if KV is kept in single precision.
+        let precision = match self.weights.products {
+            Products::Rounded | Products::Quantized if dtype != KvDtype::F32 => AttentionPrecision::Rounded,
+            Products::Single | Products::Rounded | Products::Quantized => AttentionPrecision::Single,
+        };
         AttentionShape {
             heads: config.heads,
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
             dtype,
             window: config.windows[layer],
-            // Attention is exact if products are, or if KV is kept in single precision.
-            rounded: self.weights.products != Products::Single && dtype != KvDtype::F32,
+            precision,
         }
     }
 
@@ -200,7 +198,7 @@ impl Llama {
             let head = &self.weights.head;
             let norm = &self.weights.output_norm;
             step.fill_with_norm(inputs, head, norm, rows.len(), |row| hidden.row(tile * LOGIT_ROWS + row));
-            linear(step.compute.isa, &step.compute.threads, inputs, head, logits, Target::Set);
+            linear(step.compute, inputs, head, logits, Target::Set);
             for (row, &wanted) in rows.iter().enumerate() {
                 check_finite(step.compute.isa, logits.row(row))?;
                 let (sequence, position) = step.positions[wanted];
@@ -273,34 +271,34 @@ impl Step<'_> {
     /// Queries into the workspace, keys and values into the arena.
     fn keys_and_values(&self, index: u32, layer: &Layer, workspace: &mut Workspace) {
         let Workspace { hidden, inputs, qkv, rope: table, .. } = workspace;
-        let Compute { isa, threads } = self.compute;
+        let compute = self.compute;
         self.fill_with_norm(inputs, &layer.qkv, &layer.attention_norm, hidden.rows(), |row| hidden.row(row));
-        linear(*isa, threads, inputs, &layer.qkv, qkv, Target::Set);
+        linear(compute, inputs, &layer.qkv, qkv, Target::Set);
         let q_width = self.config.q_width();
         let kv_width = self.config.kv_width();
         let store = KvStore::new(self.arena, index);
-        qkv.for_each(threads, |row, values| {
+        qkv.for_each(&compute.threads, |row, values| {
             if let Some(bias) = &layer.qkv_bias {
                 add(values, bias);
             }
-            rope(*isa, &mut values[..q_width + kv_width], table.row(row));
+            rope(compute.isa, &mut values[..q_width + kv_width], table.row(row));
             let (k, v) = values[q_width..].split_at(kv_width);
             let (sequence, position) = self.positions[row];
-            store.write(*isa, self.batch[sequence].block_table, position, k, v);
+            store.write(compute.isa, self.batch[sequence].block_table, position, k, v);
         });
     }
 
     /// `wanted`: the workspace has the rows alone whose logits are wanted.
     fn attend(&self, index: u32, layer: &Layer, wanted: bool, workspace: &mut Workspace) {
         let Workspace { hidden, inputs, qkv, attended, attention: scratch, .. } = workspace;
-        let Compute { isa, threads } = self.compute;
+        let compute = self.compute;
         let shape = self.llama.attention_shape(self.arena, index as usize);
         let operands = Attention { shape: &shape, store: KvStore::new(self.arena, index), q: qkv };
-        attention(*isa, threads, operands, &self.query_tiles(shape.tile_tokens(), wanted), attended, scratch);
-        inputs.fill_from(*isa, threads, &layer.output, attended);
-        linear(*isa, threads, inputs, &layer.output, hidden, Target::Add);
+        attention(compute, operands, &self.query_tiles(shape.tile_tokens(), wanted), attended, scratch);
+        inputs.fill_from(compute, &layer.output, attended);
+        linear(compute, inputs, &layer.output, hidden, Target::Add);
         if let Some(bias) = &layer.output_bias {
-            hidden.for_each(threads, |_, values| add(values, bias));
+            hidden.for_each(&compute.threads, |_, values| add(values, bias));
         }
     }
 
@@ -322,16 +320,16 @@ impl Step<'_> {
 
     fn feed_forward(&self, layer: &Layer, workspace: &mut Workspace) {
         let Workspace { hidden, inputs, gated: down_inputs, gate_up, .. } = workspace;
-        let Compute { isa, threads } = self.compute;
+        let compute = self.compute;
         self.fill_with_norm(inputs, &layer.gate_up, &layer.feed_forward_norm, hidden.rows(), |row| hidden.row(row));
-        if !gated(*isa, threads, inputs, &layer.gate_up, &layer.down, down_inputs) {
-            linear(*isa, threads, inputs, &layer.gate_up, gate_up, Target::Set);
-            down_inputs.fill(*isa, threads, &layer.down, gate_up.rows(), |row, to| {
+        if !gated(compute, inputs, &layer.gate_up, &layer.down, down_inputs) {
+            linear(compute, inputs, &layer.gate_up, gate_up, Target::Set);
+            down_inputs.fill(compute, &layer.down, gate_up.rows(), |row, to| {
                 let (gate, up) = gate_up.row(row).split_at(self.config.feed_forward);
-                swiglu(*isa, gate, up, to);
+                swiglu(compute.isa, gate, up, to);
             });
         }
-        linear(*isa, threads, down_inputs, &layer.down, hidden, Target::Add);
+        linear(compute, down_inputs, &layer.down, hidden, Target::Add);
     }
 
     /// Some rows, normalised, as the inputs of a matrix.
@@ -343,13 +341,9 @@ impl Step<'_> {
         rows: usize,
         x: impl Fn(usize) -> &'x [f32] + Sync,
     ) {
-        let Compute { isa, threads } = self.compute;
-        inputs.fill(*isa, threads, w, rows, |row, to| {
-            // Another thread has written some of it.
-            if row + 1 < rows {
-                prefetch(x(row + 1));
-            }
-            rms_norm(*isa, x(row), norm, self.config.norm_eps, to);
+        let compute = self.compute;
+        inputs.fill(compute, w, rows, |row, to| {
+            rms_norm(compute.isa, x(row), norm, self.config.norm_eps, to);
         });
     }
 }

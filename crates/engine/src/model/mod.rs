@@ -10,4 +10,4 @@ mod rope_scaling;
 mod weights;
 
 pub(crate) use config::ModelConfig;
-pub(crate) use llama::{Compute, Llama, Workspace};
+pub(crate) use llama::{Llama, Workspace};

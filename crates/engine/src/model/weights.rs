@@ -10,7 +10,7 @@ use super::config::ModelConfig;
 use super::names::{Names, Part};
 use crate::cpu::ComputeDtype;
 use crate::error::EngineError;
-use crate::kernels::cpu::{Matrix, MatrixPart, PackedMatrix, Products, QuantizedMatrix};
+use crate::kernels::cpu::{Matrix, MatrixPart, PackedMatrix, Products, QuantizedMatrix, WeightShape};
 use crate::kernels::{Threads, WeightMemory};
 
 /// Hears which share of a model is loaded, from 0 to 1.
@@ -185,8 +185,7 @@ impl<'a, 'p> Loader<'a, 'p> {
         Ok(Matrix::new(parts))
     }
 
-    /// Tensors, one below the other, as f32, as bfloat16 if all products are, or, the same numbers,
-    /// as the file's halves.
+    /// Tensors, one below the other, as f32 or, the same numbers, as the file's halves.
     fn expanded(&self, tensors: &[(Rows, TensorView<'_>)], columns: usize) -> Result<MatrixPart, EngineError> {
         let read = |range: Range<usize>, to: &mut [f32]| {
             range.zip(to.chunks_exact_mut(columns)).try_for_each(|(row, to)| {
@@ -197,13 +196,13 @@ impl<'a, 'p> Loader<'a, 'p> {
         let first = tensors[0].1.dtype;
         // Halves, if all of them are of one kind: the same numbers in half the memory.
         let element = match first.quant_format() {
-            _ if self.compute_dtype == ComputeDtype::Bf16 => Dtype::BF16,
             // Products with bfloat16 weights round the activations.
             None if first == Dtype::BF16 && self.compute_dtype == ComputeDtype::F32 => Dtype::F32,
             None if tensors.iter().all(|(_, tensor)| tensor.dtype == first) => first,
             _ => Dtype::F32,
         };
-        Ok(MatrixPart::Float(PackedMatrix::pack(self.threads, &self.memory, element, (rows(tensors), columns), read)?))
+        let shape = WeightShape { outputs: rows(tensors), inputs: columns };
+        Ok(MatrixPart::Float(PackedMatrix::pack(self.threads, &self.memory, element, shape, read)?))
     }
 
     /// Tensors of one quantized type, one below the other.
@@ -213,13 +212,8 @@ impl<'a, 'p> Loader<'a, 'p> {
             Ok(tensor.row_codes(row, to)?)
         };
         let dtype = tensors[0].1.dtype;
-        let shape = (rows(tensors), columns);
-        let matrix = QuantizedMatrix::pack(self.threads, &self.memory, dtype, shape, read)?;
-        Ok(if self.compute_dtype == ComputeDtype::Bf16 {
-            MatrixPart::Unpacked(matrix)
-        } else {
-            MatrixPart::Quantized(matrix)
-        })
+        let shape = WeightShape { outputs: rows(tensors), inputs: columns };
+        Ok(MatrixPart::Quantized(QuantizedMatrix::pack(self.threads, &self.memory, dtype, shape, read)?))
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {

@@ -2,9 +2,9 @@
 
 use baton_formats::Dtype;
 
-use crate::kernels::{Isa, Rows, SharedRows, Threads};
+use crate::kernels::{Compute, RowShape, Rows, SharedRows, Threads};
 
-use super::matmul::{PackedMatrix, RoundedMatrix, gated_matmul, rounded_matmul, single_matmul};
+use super::matmul::{PackedMatrix, gated_matmul, rounded_matmul, single_matmul};
 use super::product_buffers::ProductBuffers;
 use super::quantize::QuantizedRows;
 use super::quantized::{gated_quantized_matmul, quantized_matmul};
@@ -18,30 +18,27 @@ pub(crate) enum MatrixPart {
     Float(PackedMatrix),
     /// Quants and scales, whose products take quantized activations.
     Quantized(QuantizedMatrix),
-    /// Quants and scales, whose products are of bfloat16.
-    Unpacked(QuantizedMatrix),
 }
 
 impl MatrixPart {
     fn outputs(&self) -> usize {
         match self {
             Self::Float(matrix) => matrix.outputs(),
-            Self::Quantized(matrix) | Self::Unpacked(matrix) => matrix.outputs(),
+            Self::Quantized(matrix) => matrix.outputs(),
         }
     }
 
     fn copy_row(&self, row: usize, to: &mut [f32]) {
         match self {
             Self::Float(matrix) => matrix.copy_row(row, to),
-            Self::Quantized(matrix) | Self::Unpacked(matrix) => matrix.copy_row(row, to),
+            Self::Quantized(matrix) => matrix.copy_row(row, to),
         }
     }
 
     fn form(&self) -> Form<'_> {
         match self {
-            Self::Float(matrix) if matrix.is_rounded() => Form::Rounded(RoundedMatrix::Packed(matrix)),
+            Self::Float(matrix) if matrix.is_rounded() => Form::Rounded(matrix),
             Self::Float(matrix) => Form::Single(matrix),
-            Self::Unpacked(matrix) => Form::Rounded(RoundedMatrix::Unpacked(matrix)),
             Self::Quantized(matrix) => Form::Quantized(matrix),
         }
     }
@@ -58,7 +55,7 @@ impl MatrixPart {
 /// A part by what its products take.
 enum Form<'a> {
     Single(&'a PackedMatrix),
-    Rounded(RoundedMatrix<'a>),
+    Rounded(&'a PackedMatrix),
     Quantized(&'a QuantizedMatrix),
 }
 
@@ -71,6 +68,13 @@ pub(crate) enum Products {
     Rounded,
     /// 8-bit integers, with a scale per 32.
     Quantized,
+}
+
+/// How many outputs and inputs weights have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WeightShape {
+    pub outputs: usize,
+    pub inputs: usize,
 }
 
 /// A weight matrix, `outputs x inputs`: parts one below the other.
@@ -112,7 +116,7 @@ impl Matrix {
     fn inputs(&self) -> usize {
         match &self.parts[0] {
             MatrixPart::Float(matrix) => matrix.inputs(),
-            MatrixPart::Quantized(matrix) | MatrixPart::Unpacked(matrix) => matrix.inputs(),
+            MatrixPart::Quantized(matrix) => matrix.inputs(),
         }
     }
 
@@ -128,89 +132,102 @@ impl Matrix {
     }
 }
 
+/// What inputs were filled for.
+#[derive(Debug, Clone, Copy)]
+struct Filled {
+    rows: usize,
+    inputs: usize,
+    products: Products,
+}
+
+impl Filled {
+    /// So many rows, for products with `w`.
+    fn of(rows: usize, w: &Matrix) -> Self {
+        Self { rows, inputs: w.inputs(), products: w.products() }
+    }
+}
+
 /// Activations in the form that a matrix takes, kept from one product to the next.
 pub(crate) struct Inputs {
-    /// What they were filled for: rows, inputs, and their form.
-    filled: (usize, usize, Products),
+    filled: Filled,
     single: Rows,
     rounded: RoundedRows,
     quantized: QuantizedRows,
-    buffers: RowBuffers,
-    products: ProductBuffers,
+    row_buffers: RowBuffers,
+    product_buffers: ProductBuffers,
 }
 
 impl Inputs {
     /// No rows yet; for matrices with at most so many inputs.
     pub fn new(threads: &Threads, most_inputs: usize) -> Self {
         Self {
-            filled: (0, 0, Products::Single),
+            filled: Filled { rows: 0, inputs: 0, products: Products::Single },
             single: Rows::new(0),
             rounded: RoundedRows::new(),
             quantized: QuantizedRows::new(),
-            buffers: RowBuffers::new(threads, most_inputs),
-            products: ProductBuffers::new(threads),
+            row_buffers: RowBuffers::new(threads, most_inputs),
+            product_buffers: ProductBuffers::new(threads),
         }
     }
 
     /// Takes so many rows, which `make(row, values)` writes, for products with `w`: what makes a
     /// row and what rounds it are one pass over memory.
-    pub fn fill(
-        &mut self,
-        isa: Isa,
-        threads: &Threads,
-        w: &Matrix,
-        rows: usize,
-        make: impl Fn(usize, &mut [f32]) + Sync,
-    ) {
-        let shape = (rows, w.inputs());
-        self.filled = (rows, w.inputs(), w.products());
+    pub fn fill(&mut self, compute: &Compute, w: &Matrix, rows: usize, make: impl Fn(usize, &mut [f32]) + Sync) {
+        let shape = RowShape { rows, columns: w.inputs() };
+        self.filled = Filled::of(rows, w);
         match w.products() {
             Products::Single => {
                 self.single.reshape(rows, w.inputs());
-                self.single.for_each(threads, make);
+                self.single.for_each(&compute.threads, make);
             }
-            Products::Rounded => self.rounded.fill(isa, threads, shape, &self.buffers, make),
-            Products::Quantized => self.quantized.fill(isa, threads, shape, &self.buffers, make),
+            Products::Rounded => self.rounded.fill(compute, shape, &self.row_buffers, make),
+            Products::Quantized => self.quantized.fill(compute, shape, &self.row_buffers, make),
         }
     }
 
     /// Takes the rows of `x`, for products with `w`.
-    pub fn fill_from(&mut self, isa: Isa, threads: &Threads, w: &Matrix, x: &Rows) {
+    pub fn fill_from(&mut self, compute: &Compute, w: &Matrix, x: &Rows) {
         assert_eq!(x.columns(), w.inputs(), "inputs of a product");
-        self.filled = (x.rows(), w.inputs(), w.products());
+        self.filled = Filled::of(x.rows(), w);
         match w.products() {
             Products::Single => {
                 self.single.reshape(x.rows(), x.columns());
-                self.single.for_each(threads, |row, to| to.copy_from_slice(x.row(row)));
+                self.single.for_each(&compute.threads, |row, to| to.copy_from_slice(x.row(row)));
             }
-            Products::Rounded => self.rounded.fill_from(isa, threads, x),
-            Products::Quantized => self.quantized.fill_from(isa, threads, x),
+            Products::Rounded => self.rounded.fill_from(compute, x),
+            Products::Quantized => self.quantized.fill_from(compute, x),
         }
+    }
+
+    /// How many rows there are for products with `w`.
+    fn rows_for(&self, w: &Matrix) -> usize {
+        let Filled { rows, inputs, products } = self.filled;
+        assert!(inputs == w.inputs() && products == w.products(), "inputs that were filled for another matrix");
+        rows
     }
 }
 
 /// Fills `to`, for products with `down`, with silu(gate) x up, where gate and up are the halves of
 /// X W^T. X is what `inputs` were filled with for this matrix. Returns whether it did: only what is
 /// rounded in one way on both sides, and halves of whole packed tiles, are one pass over memory.
-pub(crate) fn gated(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, down: &Matrix, to: &mut Inputs) -> bool {
+pub(crate) fn gated(compute: &Compute, inputs: &Inputs, w: &Matrix, down: &Matrix, to: &mut Inputs) -> bool {
     let [part] = &w.parts[..] else { return false };
     if w.products() != down.products() {
         return false;
     }
-    let (rows, columns, form) = inputs.filled;
-    assert!((columns, form) == (w.inputs(), w.products()), "inputs that were filled for another matrix");
+    let rows = inputs.rows_for(w);
     assert_eq!(2 * down.inputs(), w.outputs(), "gates and ups");
     match part.form() {
         Form::Rounded(matrix) if matrix.halves_are_whole_tiles() => {
-            gated_matmul(isa, threads, &inputs.rounded, matrix, &inputs.products, &mut to.rounded);
+            gated_matmul(compute, &inputs.rounded, matrix, &inputs.product_buffers, &mut to.rounded);
         }
         // A single row is bound by memory, which is read fastest in one stream.
         Form::Quantized(matrix) if rows > 1 && matrix.halves_are_blocks() => {
-            gated_quantized_matmul(isa, threads, &inputs.quantized, matrix, &inputs.products, &mut to.quantized);
+            gated_quantized_matmul(compute, &inputs.quantized, matrix, &inputs.product_buffers, &mut to.quantized);
         }
         _ => return false,
     }
-    to.filled = (rows, down.inputs(), down.products());
+    to.filled = Filled::of(rows, down);
     true
 }
 
@@ -225,10 +242,9 @@ pub(crate) enum Target {
 
 /// Y = X W^T, or Y += X W^T: X is what `inputs` were filled with for this matrix, `y` is
 /// `[rows][outputs]`.
-pub(crate) fn linear(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, y: &mut Rows, target: Target) {
+pub(crate) fn linear(compute: &Compute, inputs: &Inputs, w: &Matrix, y: &mut Rows, target: Target) {
     assert_eq!(y.columns(), w.outputs(), "outputs of a product");
-    let (rows, columns, form) = inputs.filled;
-    assert!((columns, form) == (w.inputs(), w.products()), "inputs that were filled for another matrix");
+    let rows = inputs.rows_for(w);
     match target {
         Target::Set => y.resize(rows),
         Target::Add => assert_eq!(y.rows(), rows, "rows of a sum"),
@@ -238,9 +254,9 @@ pub(crate) fn linear(isa: Isa, threads: &Threads, inputs: &Inputs, w: &Matrix, y
     for part in &w.parts {
         let to = Destination { y: &y, column, target };
         match part.form() {
-            Form::Single(matrix) => single_matmul(isa, threads, &inputs.single, matrix, to),
-            Form::Rounded(matrix) => rounded_matmul(isa, threads, &inputs.rounded, matrix, &inputs.products, to),
-            Form::Quantized(matrix) => quantized_matmul(isa, threads, &inputs.quantized, matrix, to),
+            Form::Single(matrix) => single_matmul(compute, &inputs.single, matrix, to),
+            Form::Rounded(matrix) => rounded_matmul(compute, &inputs.rounded, matrix, to),
+            Form::Quantized(matrix) => quantized_matmul(compute, &inputs.quantized, matrix, to),
         }
         column += part.outputs();
     }

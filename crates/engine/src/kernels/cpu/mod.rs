@@ -16,13 +16,12 @@ mod row_buffers;
 mod softmax;
 mod swiglu;
 mod tile;
-mod unpacked;
 mod unrolled;
 
-pub(crate) use attention::{Attention, AttentionScratch, AttentionShape, QueryTile, attention};
+pub(crate) use attention::{Attention, AttentionPrecision, AttentionScratch, AttentionShape, QueryTile, attention};
 pub(crate) use kv_store::KvStore;
 pub(crate) use largest::largest;
-pub(crate) use linear::{Inputs, Matrix, MatrixPart, Products, Target, gated, linear};
+pub(crate) use linear::{Inputs, Matrix, MatrixPart, Products, Target, WeightShape, gated, linear};
 pub(crate) use matmul::PackedMatrix;
 pub(crate) use quantized_matrix::QuantizedMatrix;
 pub(crate) use rms_norm::rms_norm;

@@ -9,9 +9,9 @@
 
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES, ROUND_MAGIC};
-use crate::kernels::{AlignedBytes, Isa, Rows, SharedRows, Threads};
+use crate::kernels::{AlignedBytes, Compute, RowShape, Rows, SharedRows};
 
-use super::row_buffers::{GROUP, RowBuffers, take_groups};
+use super::row_buffers::{GROUP, Groups, RowBuffers, take_groups};
 
 /// Inputs that share a scale.
 pub(super) const BLOCK: usize = 32;
@@ -51,25 +51,25 @@ impl QuantizedRows {
         Self { blocks: AlignedBytes::zeroed(0), rows: 0, blocks_per_row: 0 }
     }
 
-    /// Takes rows that `make` writes, of so many columns, a multiple of 32.
+    /// Takes rows that `make` writes, of a multiple of 32 columns.
     pub fn fill(
         &mut self,
-        isa: Isa,
-        threads: &Threads,
-        (rows, columns): (usize, usize),
+        compute: &Compute,
+        shape: RowShape,
         buffers: &RowBuffers,
         make: impl Fn(usize, &mut [f32]) + Sync,
     ) {
-        let blocks_per_row = columns / BLOCK;
-        let blocks = self.resize(rows, columns);
-        buffers.pass(threads, (rows, columns), make, (blocks, blocks_per_row), |x, slot, group| {
+        let groups = Groups { to: self.resize(shape), len: shape.columns / BLOCK };
+        let isa = compute.isa;
+        buffers.pass(&compute.threads, shape, make, groups, |x, slot, group| {
             quantize_row(isa, x, slot, group);
         });
     }
 
-    /// Makes it `rows x columns`, a multiple of 32. The contents are unspecified; memory is only
-    /// ever added.
-    fn resize(&mut self, rows: usize, columns: usize) -> &mut [QuantizedBlock] {
+    /// Makes it of this shape, of a multiple of 32 columns. The contents are unspecified; memory is
+    /// only ever added.
+    fn resize(&mut self, shape: RowShape) -> &mut [QuantizedBlock] {
+        let RowShape { rows, columns } = shape;
         assert!(columns.is_multiple_of(BLOCK), "{columns} columns");
         self.rows = rows;
         self.blocks_per_row = columns / BLOCK;
@@ -83,18 +83,18 @@ impl QuantizedRows {
         blocks
     }
 
-    /// Makes it `rows x columns`, a multiple of 32, of unspecified contents. Returns a handle
-    /// through which several threads write different parts, `[rows / 16][columns / 32]`.
-    pub fn share(&mut self, rows: usize, columns: usize) -> SharedRows<'_, QuantizedBlock> {
-        let blocks_per_row = columns / BLOCK;
-        SharedRows::new(self.resize(rows, columns), (rows.div_ceil(GROUP), blocks_per_row), blocks_per_row)
+    /// Makes it of this shape, of a multiple of 32 columns and unspecified contents. Returns a
+    /// handle through which several threads write different parts, `[rows / 16][columns / 32]`.
+    pub fn share(&mut self, shape: RowShape) -> SharedRows<'_, QuantizedBlock> {
+        let groups = RowShape { rows: shape.rows.div_ceil(GROUP), columns: shape.columns / BLOCK };
+        SharedRows::new(self.resize(shape), groups, groups.columns)
     }
 
     /// Takes the rows of `x`, of a multiple of 32 columns.
-    pub fn fill_from(&mut self, isa: Isa, threads: &Threads, x: &Rows) {
-        let blocks_per_row = x.columns() / BLOCK;
-        let blocks = self.resize(x.rows(), x.columns());
-        take_groups(threads, x, (blocks, blocks_per_row), |x, slot, group| quantize_row(isa, x, slot, group));
+    pub fn fill_from(&mut self, compute: &Compute, x: &Rows) {
+        let groups = Groups { to: self.resize(x.shape()), len: x.columns() / BLOCK };
+        let isa = compute.isa;
+        take_groups(&compute.threads, x, groups, |x, slot, group| quantize_row(isa, x, slot, group));
     }
 
     pub fn rows(&self) -> usize {
@@ -157,7 +157,7 @@ pub(super) fn scale_of(largest: f32, finite: bool) -> (f32, f32) {
 mod tests {
     use super::*;
     use crate::kernels::guarded::on_both_sides;
-    use crate::kernels::{Rows, reference};
+    use crate::kernels::{Isa, Threads, reference};
 
     fn rows(count: usize, columns: usize) -> Rows {
         let mut x = Rows::new(columns);
@@ -178,13 +178,13 @@ mod tests {
             let x = rows(count, 96);
             for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 2)]) {
                 let mut quantized = QuantizedRows::new();
-                let threads = Threads::new(threads).unwrap();
-                match threads.count() {
-                    1 => quantized.fill_from(isa, &threads, &x),
+                let compute = Compute { isa, threads: Threads::new(threads).unwrap() };
+                match threads {
+                    1 => quantized.fill_from(&compute, &x),
                     _ => {
-                        let shape = (x.rows(), x.columns());
-                        let buffers = RowBuffers::new(&threads, x.columns());
-                        quantized.fill(isa, &threads, shape, &buffers, |row, to| to.copy_from_slice(x.row(row)));
+                        let buffers = RowBuffers::new(&compute.threads, x.columns());
+                        let copy = |row: usize, to: &mut [f32]| to.copy_from_slice(x.row(row));
+                        quantized.fill(&compute, x.shape(), &buffers, copy);
                     }
                 }
                 for row in 0..count {
@@ -209,20 +209,20 @@ mod tests {
     }
 
     fn look_for_what_is_no_number() {
-        let threads = Threads::new(1).unwrap();
         for isa in Isa::available() {
+            let compute = Compute { isa, threads: Threads::new(1).unwrap() };
             for wrong in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 let mut x = rows(1, 64);
                 x.row_mut(0)[37] = wrong;
                 let mut quantized = QuantizedRows::new();
-                quantized.fill_from(isa, &threads, &x);
+                quantized.fill_from(&compute, &x);
                 assert!(quantized.group(0)[0].scales[0].is_finite() && !quantized.group(0)[1].scales[0].is_finite());
             }
             for tiny in [0.0, 1e-45, -1e-38, 1e-37, -3e-37] {
                 let mut x = rows(1, 32);
                 x.row_mut(0).fill(tiny);
                 let mut quantized = QuantizedRows::new();
-                quantized.fill_from(isa, &threads, &x);
+                quantized.fill_from(&compute, &x);
                 let block = &quantized.group(0)[0];
                 assert!(block.weighted_sums[0].abs() <= 1e-35 && block.zeros[0].abs() <= 8 * 127 * 32, "{isa} {tiny}");
             }

@@ -18,6 +18,7 @@ use crate::kernels::dots::{Dots, QUADS};
 use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::{Threads, WeightBytes, WeightMemory};
 
+use super::linear::WeightShape;
 use super::quantize::BLOCK;
 use super::unrolled::unrolled;
 
@@ -64,9 +65,10 @@ impl QuantizedMatrix {
         threads: &Threads,
         memory: &WeightMemory,
         dtype: Dtype,
-        (outputs, inputs): (usize, usize),
+        shape: WeightShape,
         read: impl Fn(usize, &mut [QuantBlock]) -> Result<(), EngineError> + Sync,
     ) -> Result<Self, EngineError> {
+        let WeightShape { outputs, inputs } = shape;
         let form = dtype.quant_format().unwrap_or_else(|| unreachable!("{dtype} is not quantized"));
         let blocks = inputs / BLOCK;
         let packed_tiles = outputs.div_ceil(TILE_OUTPUTS);
@@ -119,15 +121,6 @@ impl QuantizedMatrix {
         self.outputs.div_ceil(TILE_OUTPUTS)
     }
 
-    /// Quants and scales of some blocks of a packed tile.
-    pub fn packed_tile(&self, packed_tile: usize, blocks: Range<usize>) -> (&[u8], &[u8]) {
-        let of = |bytes: usize| {
-            let at = packed_tile * (self.inputs / BLOCK) * bytes;
-            at + blocks.start * bytes..at + blocks.end * bytes
-        };
-        (&self.quants[of(code_bytes(self.form))], &self.scales[of(scale_bytes(self.form))])
-    }
-
     /// Quants and scales of some packed tiles, each of which has those of all its blocks.
     pub fn whole(&self, packed_tiles: Range<usize>) -> (&[u8], &[u8]) {
         let of = |block: usize| {
@@ -135,14 +128,6 @@ impl QuantizedMatrix {
             packed_tiles.start * bytes..packed_tiles.end * bytes
         };
         (&self.quants[of(code_bytes(self.form))], &self.scales[of(scale_bytes(self.form))])
-    }
-
-    /// The memory of the quants of some inputs of a packed tile and of the next. The packed tile
-    /// may be one past the last.
-    pub fn code_bytes(&self, packed_tile: usize, depth: Range<usize>) -> (*const u8, usize) {
-        let bytes = code_bytes(self.form);
-        let at = (packed_tile * (self.inputs / BLOCK) + depth.start / BLOCK) * bytes;
-        (self.quants.as_ptr().wrapping_add(at), depth.len() / BLOCK * bytes)
     }
 
     /// One row of the weight matrix: an embedding, if the matrix is the head too.
@@ -309,7 +294,8 @@ pub(super) mod tests {
             to.copy_from_slice(&blocks[row * per_row..][..per_row]);
             Ok(())
         };
-        QuantizedMatrix::pack(threads, &WeightMemory::guarded(), dtype, (blocks.len() / per_row, inputs), read).unwrap()
+        let shape = WeightShape { outputs: blocks.len() / per_row, inputs };
+        QuantizedMatrix::pack(threads, &WeightMemory::guarded(), dtype, shape, read).unwrap()
     }
 
     pub fn quantized() -> impl Iterator<Item = Dtype> {
@@ -348,7 +334,8 @@ pub(super) mod tests {
         };
         let threads = Threads::new(2).unwrap();
         let memory = WeightMemory::new();
-        let failed = QuantizedMatrix::pack(&threads, &memory, Dtype::Q8_0, (64, 32), read).err().unwrap();
+        let shape = WeightShape { outputs: 64, inputs: 32 };
+        let failed = QuantizedMatrix::pack(&threads, &memory, Dtype::Q8_0, shape, read).err().unwrap();
         assert_eq!(failed.to_string(), "row 32");
     }
 }

@@ -5,9 +5,9 @@ use half::bf16;
 use crate::kernels::isa::per_isa;
 use crate::kernels::lanes::{F32x16, LANES};
 use crate::kernels::pairs::{Pairs, numbers_mut};
-use crate::kernels::{AlignedBytes, Isa, Rows, SharedRows, Threads};
+use crate::kernels::{AlignedBytes, Compute, RowShape, Rows, SharedRows};
 
-use super::row_buffers::{GROUP, RowBuffers, take_groups};
+use super::row_buffers::{GROUP, Groups, RowBuffers, take_groups};
 
 /// Rounded activations of a step, `[rows][columns]`; rows begin on cache lines, an odd number of
 /// them apart.
@@ -23,35 +23,37 @@ impl RoundedRows {
         Self { bytes: AlignedBytes::zeroed(0), rows: 0, stride: 0 }
     }
 
-    /// Takes rows that `make` writes, of so many columns.
+    /// Takes rows that `make` writes.
     pub fn fill(
         &mut self,
-        isa: Isa,
-        threads: &Threads,
-        (rows, columns): (usize, usize),
+        compute: &Compute,
+        shape: RowShape,
         buffers: &RowBuffers,
         make: impl Fn(usize, &mut [f32]) + Sync,
     ) {
-        self.resize(rows, columns);
+        self.resize(shape);
         let row_bytes = self.stride * size_of::<bf16>();
-        let bytes = &mut self.bytes[..rows * row_bytes];
-        buffers.pass(threads, (rows, columns), make, (bytes, GROUP * row_bytes), |x, slot, group| {
+        let groups = Groups { to: &mut self.bytes[..shape.rows * row_bytes], len: GROUP * row_bytes };
+        let isa = compute.isa;
+        buffers.pass(&compute.threads, shape, make, groups, |x, slot, group| {
             round_row(isa, x, numbers_mut(&mut group[slot * row_bytes..][..row_bytes]));
         });
     }
 
     /// Takes the rows of `x`.
-    pub fn fill_from(&mut self, isa: Isa, threads: &Threads, x: &Rows) {
-        self.resize(x.rows(), x.columns());
+    pub fn fill_from(&mut self, compute: &Compute, x: &Rows) {
+        self.resize(x.shape());
         let row_bytes = self.stride * size_of::<bf16>();
-        let bytes = &mut self.bytes[..x.rows() * row_bytes];
-        take_groups(threads, x, (bytes, GROUP * row_bytes), |x, slot, group| {
+        let groups = Groups { to: &mut self.bytes[..x.rows() * row_bytes], len: GROUP * row_bytes };
+        let isa = compute.isa;
+        take_groups(&compute.threads, x, groups, |x, slot, group| {
             round_row(isa, x, numbers_mut(&mut group[slot * row_bytes..][..row_bytes]));
         });
     }
 
-    /// Makes it `rows x columns`. The contents are unspecified; memory is only ever added.
-    pub fn resize(&mut self, rows: usize, columns: usize) {
+    /// Makes it of this shape. The contents are unspecified; memory is only ever added.
+    pub fn resize(&mut self, shape: RowShape) {
+        let RowShape { rows, columns } = shape;
         self.rows = rows;
         self.stride = (columns.div_ceil(2 * LANES) | 1) * 2 * LANES;
         let bytes = rows * self.stride * size_of::<bf16>();
@@ -62,7 +64,8 @@ impl RoundedRows {
 
     /// A handle through which several threads write different parts.
     pub fn share(&mut self) -> SharedRows<'_, bf16> {
-        SharedRows::new(numbers_mut(&mut self.bytes), (self.rows, self.stride), self.stride)
+        let shape = RowShape { rows: self.rows, columns: self.stride };
+        SharedRows::new(numbers_mut(&mut self.bytes), shape, self.stride)
     }
 
     pub fn rows(&self) -> usize {

@@ -2,11 +2,17 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::kernels::lanes::prefetch;
-use crate::kernels::{AlignedBuf, Rows, Threads};
+use crate::kernels::{AlignedBuf, RowShape, Rows, Threads};
 
 /// Rows of a group: what a thread takes at once.
 pub(super) const GROUP: usize = 16;
+
+/// Where rows go that are taken in groups.
+pub(super) struct Groups<'a, T> {
+    pub to: &'a mut [T],
+    /// Elements of 16 rows; the last ones may have fewer.
+    pub len: usize,
+}
 
 /// A row for each thread, between what makes it and what rounds it: together they are one pass over
 /// memory.
@@ -18,18 +24,18 @@ impl RowBuffers {
         Self((0..threads.count()).map(|_| Mutex::new(AlignedBuf::zeroed(most_columns))).collect())
     }
 
-    /// `make(row, values)` writes each of so many rows, of so many columns, and `take(values, slot,
-    /// group)` takes it. `to` has `group_len` elements for every 16 rows, or fewer for the last
-    /// ones. `slot` is the row's place among its group's.
-    pub fn pass<T: Send>(
+    /// `make(row, values)` writes each of the rows, and `take(values, slot, group)` takes it.
+    /// `slot` is the row's place in its group.
+    pub(super) fn pass<T: Send>(
         &self,
         threads: &Threads,
-        (rows, columns): (usize, usize),
+        shape: RowShape,
         make: impl Fn(usize, &mut [f32]) + Sync,
-        (to, group_len): (&mut [T], usize),
+        groups: Groups<'_, T>,
         take: impl Fn(&[f32], usize, &mut [T]) + Sync,
     ) {
-        threads.for_each_chunk(to, group_len, rows > GROUP, |worker, group, to| {
+        let RowShape { rows, columns } = shape;
+        threads.for_each_chunk(groups.to, groups.len, rows > GROUP, |worker, group, to| {
             let mut buffer = self.0[worker].lock().unwrap_or_else(PoisonError::into_inner);
             let values = &mut buffer[..columns];
             for row in group * GROUP..rows.min((group + 1) * GROUP) {
@@ -44,15 +50,11 @@ impl RowBuffers {
 pub(super) fn take_groups<T: Send>(
     threads: &Threads,
     x: &Rows,
-    (to, group_len): (&mut [T], usize),
+    groups: Groups<'_, T>,
     take: impl Fn(&[f32], usize, &mut [T]) + Sync,
 ) {
-    threads.for_each_chunk(to, group_len, x.rows() > GROUP, |_, group, to| {
+    threads.for_each_chunk(groups.to, groups.len, x.rows() > GROUP, |_, group, to| {
         for row in group * GROUP..x.rows().min((group + 1) * GROUP) {
-            // Another thread has written some of it.
-            if row + 1 < x.rows() {
-                prefetch(x.row(row + 1));
-            }
             take(x.row(row), row % GROUP, to);
         }
     });
@@ -70,7 +72,8 @@ mod tests {
             // Two elements a row, the last group as short as it is.
             let mut to = vec![0.0; rows * 2];
             let make = |row: usize, values: &mut [f32]| values.fill(row as f32 + 1.0);
-            buffers.pass(&threads, (rows, 3), make, (&mut to[..], GROUP * 2), |values, slot, group| {
+            let groups = Groups { to: &mut to[..], len: GROUP * 2 };
+            buffers.pass(&threads, RowShape { rows, columns: 3 }, make, groups, |values, slot, group| {
                 group[slot * 2] += values.iter().sum::<f32>();
                 group[slot * 2 + 1] += values[0];
             });

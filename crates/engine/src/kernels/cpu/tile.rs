@@ -98,7 +98,7 @@ pub(super) unsafe fn product<P: Pairs>(
     #[cfg(target_arch = "x86_64")]
     if P::TILES {
         // SAFETY: the caller's promise.
-        return unsafe { tile_product::<P>(extent, a, b, c, ahead) };
+        return unsafe { matrix_tile_product::<P>(extent, a, b, c, ahead) };
     }
     // SAFETY: the caller's promise.
     unsafe { register_product::<P>(extent, a, b, c, ahead) }
@@ -110,7 +110,7 @@ pub(super) unsafe fn product<P: Pairs>(
 /// As for [`product`].
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn tile_product<P: Pairs>(
+unsafe fn matrix_tile_product<P: Pairs>(
     extent: Extent,
     a: Operand<*const P::Input>,
     b: Operand<*const P::Weight>,

@@ -110,12 +110,6 @@ impl F32x16 for Avx2 {
     }
 
     #[inline(always)]
-    fn integers(self, shift: u32, mask: i32) -> Self {
-        // SAFETY: AVX2 as above.
-        unsafe { Self(integers(self.0, shift, mask), integers(self.1, shift, mask)) }
-    }
-
-    #[inline(always)]
     fn low_bf16(self) -> Self {
         // SAFETY: AVX2 as above.
         unsafe { Self(low_bf16(self.0), low_bf16(self.1)) }
@@ -257,19 +251,6 @@ unsafe fn pow2(t: __m256) -> __m256 {
 unsafe fn low_bf16(pairs: __m256) -> __m256 {
     // SAFETY: the caller's promise.
     unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(pairs))) }
-}
-
-/// `mask` of integers from bit `shift` on, as floats.
-///
-/// # Safety
-/// The CPU has AVX2.
-#[inline(always)]
-unsafe fn integers(bits: __m256, shift: u32, mask: i32) -> __m256 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let bits = _mm256_srl_epi32(_mm256_castps_si256(bits), _mm_cvtsi32_si128(shift as i32));
-        _mm256_cvtepi32_ps(_mm256_and_si256(bits, _mm256_set1_epi32(mask)))
-    }
 }
 
 /// The high bfloat16 of pairs.

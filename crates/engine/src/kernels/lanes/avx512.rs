@@ -64,15 +64,6 @@ impl F32x16 for Avx512 {
     }
 
     #[inline(always)]
-    fn integers(self, shift: u32, mask: i32) -> Self {
-        // SAFETY: AVX-512 F as above.
-        unsafe {
-            let bits = _mm512_srl_epi32(_mm512_castps_si512(self.0), _mm_cvtsi32_si128(shift as i32));
-            Self(_mm512_cvtepi32_ps(_mm512_and_si512(bits, _mm512_set1_epi32(mask))))
-        }
-    }
-
-    #[inline(always)]
     fn from_f16(bits: &[u16; LANES]) -> Self {
         // SAFETY: 32 bytes of the array; AVX-512 F as above.
         unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(bits.as_ptr().cast()))) }

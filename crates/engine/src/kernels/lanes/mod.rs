@@ -37,9 +37,6 @@ pub(crate) trait F32x16: Copy {
     /// 16 elements can be written at `to`, of any alignment.
     unsafe fn store(self, to: *mut f32);
 
-    /// For lanes that are integers, as bits: `mask` of them from bit `shift` on, as floats.
-    fn integers(self, shift: u32, mask: i32) -> Self;
-
     /// IEEE half to single.
     fn from_f16(bits: &[u16; LANES]) -> Self;
 
@@ -152,14 +149,6 @@ pub(crate) trait F32x16: Copy {
 
 /// Bytes that come from memory together.
 pub(crate) const CACHE_LINE: usize = 64;
-
-/// Asks the processor to prefetch a row into its second-level cache.
-#[inline(always)]
-pub(crate) fn prefetch(row: &[f32]) {
-    for line in row.chunks(LANES) {
-        prefetch_line(line.as_ptr().cast());
-    }
-}
 
 /// Asks the processor to prefetch a line into its second-level cache, at any address; nothing on
 /// other architectures.
@@ -300,27 +289,6 @@ mod tests {
         let pairs = V::bf16_pairs(a, b);
         let bits = [pairs, pairs.low_bf16(), pairs.high_bf16()].map(|x| x.to_array().map(f32::to_bits));
         (halves, bits.to_vec())
-    }
-
-    per_isa! {
-        fn integers(x: &[f32; LANES], shift: u32, mask: i32) -> [f32; LANES] = integers_of<Floats>
-    }
-
-    fn integers_of<V: F32x16>(x: &[f32; LANES], shift: u32, mask: i32) -> [f32; LANES] {
-        V::read(x).integers(shift, mask).to_array()
-    }
-
-    #[test]
-    fn lane_bits_convert_to_floats_on_all_isas() {
-        // Signalling NaNs among them, which no operation on floats may touch.
-        let bits: [u32; LANES] = std::array::from_fn(|i| 0x7fa5_0c3b_u32.rotate_left(3 * i as u32));
-        let x = bits.map(f32::from_bits);
-        for (isa, (shift, mask)) in
-            Isa::available().into_iter().flat_map(|isa| [(0, 15), (28, 15), (9, 255), (31, 1)].map(|case| (isa, case)))
-        {
-            let expected = bits.map(|bits| (bits >> shift & mask) as f32);
-            assert_eq!(integers(isa, &x, shift, mask as i32), expected, "{isa} {shift} {mask}");
-        }
     }
 
     #[test]

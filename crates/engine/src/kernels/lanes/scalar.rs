@@ -84,10 +84,6 @@ impl F32x16 for Scalar {
             Self(self.0.map(|t| f32::from_bits((t.to_bits() << 23).wrapping_add(1.0f32.to_bits()))))
         }
 
-        fn integers(self, shift: u32, mask: i32) -> Self {
-            Self(self.0.map(|x| (x.to_bits() >> shift & mask as u32) as f32))
-        }
-
         fn low_bf16(self) -> Self {
             Self(self.0.map(|x| f32::from_bits(x.to_bits() << 16)))
         }

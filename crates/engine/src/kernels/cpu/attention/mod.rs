@@ -27,7 +27,7 @@ use std::sync::{Mutex, PoisonError};
 use baton_types::{BlockId, KvDtype};
 
 use crate::kernels::lanes::LANES;
-use crate::kernels::{AlignedBuf, AlignedBytes, Isa, Rows, SharedRows, Threads};
+use crate::kernels::{AlignedBuf, AlignedBytes, Compute, Isa, Rows, SharedRows};
 
 use super::kv_store::KvStore;
 use super::tile::TILE_BLOCK;
@@ -57,6 +57,16 @@ const TASKS_PER_THREAD: usize = 4;
 /// the room for matrix tiles.
 const MAX_SPLIT_ROWS: usize = 1 << 16;
 
+/// What Q, K, V and the weights of attention are rounded to. Sums are of single precision either
+/// way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AttentionPrecision {
+    /// Single precision: not at all.
+    Single,
+    /// bfloat16.
+    Rounded,
+}
+
 /// What attention needs to know of a model's layer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttentionShape {
@@ -66,9 +76,7 @@ pub(crate) struct AttentionShape {
     pub dtype: KvDtype,
     /// A row sees itself and the `window - 1` positions before it.
     pub window: Option<u32>,
-    /// Whether Q, K, V and the weights are rounded to bfloat16. Sums are of single precision either
-    /// way.
-    pub rounded: bool,
+    pub precision: AttentionPrecision,
 }
 
 impl AttentionShape {
@@ -281,13 +289,14 @@ pub(crate) struct Attention<'a> {
 
 /// Attention of all query tiles of a step: `out` becomes `[rows][heads x head_dim]`.
 pub(crate) fn attention(
-    isa: Isa,
-    threads: &Threads,
+    compute: &Compute,
     operands: Attention<'_>,
     tiles: &[QueryTile<'_>],
     out: &mut Rows,
     scratch: &mut AttentionScratch,
 ) {
+    let Compute { isa, threads } = compute;
+    let isa = *isa;
     out.resize(operands.q.rows());
     let shape = operands.shape;
     let out = out.share();
@@ -298,7 +307,7 @@ pub(crate) fn attention(
     let few = tasks < threads.count() * TASKS_PER_THREAD && threads.count() > 1;
     if few && splits > 1 && tasks * splits * rows.max(scratch.split_rows) <= MAX_SPLIT_ROWS {
         scratch.make_room(shape, tasks * splits, rows);
-        attend_splits(isa, threads, operands, tiles, splits, &out, scratch);
+        attend_splits(compute, operands, tiles, splits, &out, scratch);
         return;
     }
     // The last tiles attend to most: the long tasks first.
@@ -346,14 +355,15 @@ fn attend_task<'a>(isa: Isa, task: Task<'a>, ahead: &mut KeyTiles<'a>, out: &Sha
 
 /// Each split of each query tile and kv head as a task, then their sums.
 fn attend_splits(
-    isa: Isa,
-    threads: &Threads,
+    compute: &Compute,
     operands: Attention<'_>,
     tiles: &[QueryTile<'_>],
     splits: usize,
     out: &SharedRows<'_>,
     scratch: &AttentionScratch,
 ) {
+    let Compute { isa, threads } = compute;
+    let isa = *isa;
     let shape = operands.shape;
     let tasks = tiles.len() * shape.kv_heads;
     let task_at =
@@ -388,9 +398,9 @@ fn attend_splits(
 
 /// The queries of a task, to the scratch memory.
 fn load_queries(isa: Isa, task: Task<'_>, scratch: &mut Scratch) {
-    match task.operands.shape.rounded {
-        true => load_queries_rounded(isa, task, scratch),
-        false => load_queries_single(isa, task, scratch),
+    match task.operands.shape.precision {
+        AttentionPrecision::Single => load_queries_single(isa, task, scratch),
+        AttentionPrecision::Rounded => load_queries_rounded(isa, task, scratch),
     }
 }
 
@@ -403,8 +413,8 @@ fn attend(
     scratch: &mut Scratch,
     partial: &mut Partial,
 ) {
-    match task.operands.shape.rounded {
-        true => attend_rounded(isa, task, split, ahead, scratch, partial),
-        false => attend_single(isa, task, split, ahead, scratch, partial),
+    match task.operands.shape.precision {
+        AttentionPrecision::Single => attend_single(isa, task, split, ahead, scratch, partial),
+        AttentionPrecision::Rounded => attend_rounded(isa, task, split, ahead, scratch, partial),
     }
 }

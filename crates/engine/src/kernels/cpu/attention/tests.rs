@@ -1,10 +1,11 @@
 use baton_types::KvLayout;
 use half::{bf16, f16};
 
+use super::AttentionPrecision::{Rounded, Single};
 use super::*;
 use crate::arena::KvArena;
 use crate::kernels::guarded::on_both_sides;
-use crate::kernels::reference;
+use crate::kernels::{Threads, reference};
 
 struct Case {
     shape: AttentionShape,
@@ -74,7 +75,7 @@ fn run(case: &Case, isa: Isa, count: usize, chunk: usize) -> Vec<Vec<f32>> {
     let place = |block: u32| block * 17 % (blocks + 3);
     let table: Vec<_> = (0..blocks).map(|b| BlockId(if count > 1 { last - place(b) } else { place(b) })).collect();
     let store = KvStore::new(&arena, layer);
-    let threads = Threads::new(count).unwrap();
+    let compute = Compute { isa, threads: Threads::new(count).unwrap() };
     let mut scratch = AttentionScratch::new(shape, count);
     let width = shape.kv_heads * shape.head_dim;
     let mut results = Vec::new();
@@ -95,7 +96,7 @@ fn run(case: &Case, isa: Isa, count: usize, chunk: usize) -> Vec<Vec<f32>> {
         };
         let tiles: Vec<_> = (first..end).step_by(shape.tile_tokens()).map(tile).collect();
         let mut out = Rows::new(q.columns());
-        attention(isa, &threads, Attention { shape, store, q: &part }, &tiles, &mut out, &mut scratch);
+        attention(&compute, Attention { shape, store, q: &part }, &tiles, &mut out, &mut scratch);
         results.extend((0..end - first).map(|row| out.row(row).to_vec()));
     }
     results
@@ -133,31 +134,31 @@ fn expected_row(shape: &AttentionShape, q: &[f32], k: &[f32], v: &[f32], positio
 /// Cases, and how far from the reference they may be. Numbers of 8 bits are rounded by at most
 /// 1/512, which scores of up to 6 make a hundredth of the weights.
 fn cases() -> Vec<(Case, f32)> {
-    let case = |heads, kv_heads, head_dim, dtype, window, block_tokens, length, rounded| Case {
-        shape: AttentionShape { heads, kv_heads, head_dim, dtype, window, rounded },
+    let case = |heads, kv_heads, head_dim, dtype, window, block_tokens, length, precision| Case {
+        shape: AttentionShape { heads, kv_heads, head_dim, dtype, window, precision },
         block_tokens,
         length,
     };
     let single = [
-        case(1, 1, 4, KvDtype::F32, None, 16, 1, false),
-        case(3, 1, 64, KvDtype::F16, None, 16, 150, false),
-        case(4, 2, 20, KvDtype::F32, None, 5, 131, false),
-        case(2, 2, 16, KvDtype::Bf16, Some(7), 16, 100, false),
-        case(4, 1, 40, KvDtype::F16, Some(70), 64, 200, false),
-        case(2, 1, 9, KvDtype::F16, None, 16, 600, false),
-        case(4, 2, 33, KvDtype::Int8, None, 16, 150, false),
-        case(2, 1, 96, KvDtype::F32, None, 16, 140, false),
-        case(4, 2, 32, KvDtype::Bf16, Some(70), 5, 200, false),
-        case(2, 2, 32, KvDtype::Int8, None, 48, 100, false),
+        case(1, 1, 4, KvDtype::F32, None, 16, 1, Single),
+        case(3, 1, 64, KvDtype::F16, None, 16, 150, Single),
+        case(4, 2, 20, KvDtype::F32, None, 5, 131, Single),
+        case(2, 2, 16, KvDtype::Bf16, Some(7), 16, 100, Single),
+        case(4, 1, 40, KvDtype::F16, Some(70), 64, 200, Single),
+        case(2, 1, 9, KvDtype::F16, None, 16, 600, Single),
+        case(4, 2, 33, KvDtype::Int8, None, 16, 150, Single),
+        case(2, 1, 96, KvDtype::F32, None, 16, 140, Single),
+        case(4, 2, 32, KvDtype::Bf16, Some(70), 5, 200, Single),
+        case(2, 2, 32, KvDtype::Int8, None, 48, 100, Single),
     ];
     let rounded = [
-        case(1, 1, 4, KvDtype::F16, None, 16, 1, true),
-        case(3, 1, 64, KvDtype::F16, None, 16, 530, true),
-        case(4, 2, 20, KvDtype::Bf16, None, 5, 131, true),
-        case(2, 1, 33, KvDtype::F16, Some(300), 16, 590, true),
-        case(2, 2, 7, KvDtype::Bf16, Some(7), 16, 300, true),
-        case(3, 1, 64, KvDtype::Int8, None, 16, 300, true),
-        case(4, 2, 32, KvDtype::Bf16, Some(90), 5, 300, true),
+        case(1, 1, 4, KvDtype::F16, None, 16, 1, Rounded),
+        case(3, 1, 64, KvDtype::F16, None, 16, 530, Rounded),
+        case(4, 2, 20, KvDtype::Bf16, None, 5, 131, Rounded),
+        case(2, 1, 33, KvDtype::F16, Some(300), 16, 590, Rounded),
+        case(2, 2, 7, KvDtype::Bf16, Some(7), 16, 300, Rounded),
+        case(3, 1, 64, KvDtype::Int8, None, 16, 300, Rounded),
+        case(4, 2, 32, KvDtype::Bf16, Some(90), 5, 300, Rounded),
     ];
     single.into_iter().map(|case| (case, 1e-5)).chain(rounded.into_iter().map(|case| (case, 0.02))).collect()
 }
@@ -173,9 +174,9 @@ fn compare() {
         let of_others = run(case, Isa::SCALAR, 1, case.length);
         for isa in Isa::available() {
             // Matrix tiles sum in another order.
-            let whole = match isa.has_tiles() && case.shape.rounded {
-                true => &run(case, isa, 1, case.length),
-                false => &of_others,
+            let whole = match case.shape.precision {
+                Rounded if isa.has_tiles() => &run(case, isa, 1, case.length),
+                Single | Rounded => &of_others,
             };
             for (position, (found, expected)) in whole.iter().zip(&expected).enumerate() {
                 let distance = reference::distance(found, expected);
@@ -199,17 +200,17 @@ fn attention_of_batched_sequences_equals_each_alone() {
 }
 
 fn compare_sequences() {
-    let shape = |heads, kv_heads, head_dim, dtype, window, rounded| AttentionShape {
+    let shape = |heads, kv_heads, head_dim, dtype, window, precision| AttentionShape {
         heads,
         kv_heads,
         head_dim,
         dtype,
         window,
-        rounded,
+        precision,
     };
-    compare_beside(&shape(9, 3, 64, KvDtype::F16, None, true), 0.02);
-    compare_beside(&shape(4, 2, 32, KvDtype::Bf16, Some(70), false), 1e-5);
-    compare_beside(&shape(8, 4, 20, KvDtype::Int8, None, false), 1e-5);
+    compare_beside(&shape(9, 3, 64, KvDtype::F16, None, Rounded), 0.02);
+    compare_beside(&shape(4, 2, 32, KvDtype::Bf16, Some(70), Single), 1e-5);
+    compare_beside(&shape(8, 4, 20, KvDtype::Int8, None, Single), 1e-5);
 }
 
 /// One that attends to itself alone, ends of tiles and of splits. The first one fills its blocks,
@@ -258,15 +259,15 @@ fn compare_beside(shape: &AttentionShape, tolerance: f32) {
         .map(|(row, (block_table, length))| QueryTile { row, position: length - 1, tokens: 1, block_table })
         .collect();
     for (isa, count) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 2)]) {
-        let threads = Threads::new(count).unwrap();
+        let compute = Compute { isa, threads: Threads::new(count).unwrap() };
         let mut scratch = AttentionScratch::new(shape, count);
         let mut beside = Rows::new(q.columns());
         let mut alone = Rows::new(q.columns());
-        attention(isa, &threads, Attention { shape, store, q: &q }, &tiles, &mut beside, &mut scratch);
+        attention(&compute, Attention { shape, store, q: &q }, &tiles, &mut beside, &mut scratch);
         for (row, expected) in expected.iter().enumerate() {
             let distance = reference::distance(beside.row(row), expected);
             assert!(distance < tolerance, "{isa}, {count} threads, sequence {row}: {distance}");
-            attention(isa, &threads, Attention { shape, store, q: &q }, &tiles[row..=row], &mut alone, &mut scratch);
+            attention(&compute, Attention { shape, store, q: &q }, &tiles[row..=row], &mut alone, &mut scratch);
             assert_eq!(beside.row(row), alone.row(row), "{isa}, {count} threads, sequence {row}");
         }
     }
