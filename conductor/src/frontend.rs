@@ -78,8 +78,6 @@ pub struct FrontendLimits {
     pub max_time: Duration,
     /// Those of each.
     pub request: RequestLimits,
-    /// How often hot prefixes to replicate are looked for.
-    pub replicate_every: Duration,
 }
 
 /// How nodes keep KV. Only nodes that do it alike can serve together.

@@ -8,7 +8,7 @@ use baton_proto::v1;
 use baton_scheduler::{
     DecodeConfig, DecodeCore, DecodeEffect, KvEventBatch, PushId, RequestKey, StepId, StepPlan, StepSlice,
 };
-use baton_transfer_engine::{Arrival, ArrivalReceiver, GrantSpec, Priority};
+use baton_transfer_engine::{Arrival, ArrivalReceiver, GrantSpec};
 use baton_types::{
     DecodeEvent, ErrorKind, Generation, GrantId, GrantReply, LeaseRequest, Load, NodeId, PrefillEvent, Refused,
 };
@@ -199,8 +199,7 @@ impl DecodeRole {
                 let reader_generation = info.generation;
                 let lease = LeaseRequest { key, reader, reader_generation, block_hashes };
                 let parts = &mut self.parts;
-                let urgent = Priority::Urgent;
-                let fetching = start_fetch(parts, &self.peers, source, lease, destinations, urgent);
+                let fetching = start_fetch(parts, &self.peers, source, lease, destinations);
                 self.fetches.insert(key, fetching);
             }
             DecodeEffect::CancelFetch { key } => {
@@ -361,9 +360,8 @@ impl Role for DecodeRole {
             Input::NodeLost(lost) => self.core.on_node_lost(now, &lost),
             Input::Role(input) => self.on_role(now, input),
             Input::Prefill(job) => self.core.on_submit(now, job),
-            // Replications are sent only to nodes that say that they do them, reselections only to
-            // nodes that were refused.
-            Input::ReplicatePrefix(_) | Input::Reselect(_) => {}
+            // It is sent only to nodes that were refused.
+            Input::Reselect(_) => {}
             // The loop answers these.
             Input::SessionOpened(_) | Input::KvSnapshot(_) | Input::CheckIntegrity(_) => {}
         }

@@ -10,7 +10,7 @@ use baton_scheduler::{
     FetchedBytes, KvEventBatch, LeaseEffect, PrefillConfig, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan,
     RequestKey, StepId, StepPlan,
 };
-use baton_transfer_engine::{BatchOptions, Priority, SpanPair, TransferError, TransportChoice};
+use baton_transfer_engine::{BatchOptions, SpanPair, TransferError, TransportChoice};
 use baton_types::{DecodeTarget, ErrorKind, GrantId, GrantReply, GrantRequest, Handoff, Load, NodeInfo, Refused};
 use baton_worker::config::Settings;
 use baton_worker::{
@@ -194,10 +194,9 @@ impl PrefillRole {
                     cancel.cancel();
                 }
             }
-            PrefillEffect::Fetch { source, lease, destinations, is_replication } => {
+            PrefillEffect::Fetch { source, lease, destinations } => {
                 let key = lease.key;
-                let priority = if is_replication { Priority::Bulk } else { Priority::Urgent };
-                let fetching = start_fetch(&mut self.parts, &self.peers, source, lease, destinations, priority);
+                let fetching = start_fetch(&mut self.parts, &self.peers, source, lease, destinations);
                 self.fetches.insert(key, fetching);
             }
             PrefillEffect::CancelFetch { key } => {
@@ -399,7 +398,6 @@ impl Role for PrefillRole {
             Input::Undrain => self.core.on_undrain(now),
             Input::ClearCache => self.core.clear_cache(),
             Input::NodeLost(lost) => self.core.on_node_lost(now, &lost),
-            Input::ReplicatePrefix(order) => self.core.on_replicate(now, order),
             Input::Reselect(reselect) => self.core.on_reselect(reselect),
             Input::Role(input) => self.on_role(now, input),
             Input::Lease(request, answer) => {
@@ -430,7 +428,7 @@ impl Role for PrefillRole {
     }
 
     fn load(&self, now: Instant) -> Load {
-        Load { blocks_cold: self.core.cold_blocks(now), ..self.core.load(now) }
+        self.core.load(now)
     }
 
     fn drain_kv_events(&mut self, max: usize) -> Option<KvEventBatch> {

@@ -49,7 +49,6 @@ fn info(n: u32) -> NodeInfo {
         kv_class: "bench".to_owned(),
         layout,
         profile,
-        replicates_prefixes: true,
         takes_partial_prefills: true,
         vocabulary: String::new(),
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_runtime::{Clock, Waited};
 use baton_scheduler::{FetchedBytes, LAYER_DEADLINE, LEASE_DEADLINE, RequestKey};
-use baton_transfer_engine::{BatchOptions, BatchReport, Priority, SegmentId, SpanPair, TransferEngine, TransferError};
+use baton_transfer_engine::{BatchOptions, BatchReport, SegmentId, SpanPair, TransferEngine, TransferError};
 use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, KvLayout, LeaseRequest, NodeInfo, Refused};
 use futures::future::{BoxFuture, FutureExt};
 use tokio::sync::mpsc;
@@ -76,7 +76,6 @@ struct Fetch<E> {
     source: FetchSource,
     lease: LeaseRequest,
     destinations: Vec<BlockId>,
-    priority: Priority,
     /// Of each layer: when the link that a mock node pretends to have would have carried it.
     dues: Vec<Option<Instant>>,
     info: Arc<NodeInfo>,
@@ -102,7 +101,6 @@ pub fn start_fetch<E: From<FetchEvent> + Send + 'static>(
     source: FetchSource,
     lease: LeaseRequest,
     destinations: Vec<BlockId>,
-    priority: Priority,
 ) -> Fetching {
     let (keeper, barrier) = layer_barrier();
     let cancel = CancellationToken::new();
@@ -116,7 +114,6 @@ pub fn start_fetch<E: From<FetchEvent> + Send + 'static>(
         source,
         lease,
         destinations,
-        priority,
         info: Arc::clone(&parts.info),
         layout: parts.model.layout.clone(),
         segment: parts.segment,
@@ -235,14 +232,8 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
             }
             let Some((read, stop)) = reads.front_mut() else { break };
             let due = self.dues.get(layer as usize).copied().flatten();
-            let until = match self.priority {
-                Priority::Urgent => {
-                    let now = self.clock.now();
-                    due.map_or(now, |due| due.max(now)) + LAYER_DEADLINE
-                }
-                // No engine waits for it, and it may have to wait for others.
-                Priority::Bulk => deadline,
-            };
+            let now = self.clock.now();
+            let until = due.map_or(now, |due| due.max(now)) + LAYER_DEADLINE;
             let read = cancellable(read, stop, cancel, self.clock.sleep_until(until)).await;
             reads.pop_front();
             let report = read.map_err(|error| {
@@ -274,7 +265,7 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
         let due = self.dues.get(layer as usize).copied().flatten();
         // The transfer engine keeps the machine's clock.
         let left = deadline.saturating_duration_since(self.clock.now());
-        let options = BatchOptions::new(baton_runtime::now() + left).priority(self.priority);
+        let options = BatchOptions::new(baton_runtime::now() + left);
         paced(&self.clock, due, move || transfer.read(segment, &remote, lease, pairs, options))
     }
 

@@ -1,10 +1,10 @@
-//! What conductors order: jobs, where their KV goes and comes from, replications.
+//! What conductors order: jobs, and where their KV goes and comes from.
 
 use std::sync::Arc;
 
 use baton_types as d;
 
-use super::{InvalidMessage, generation, hashes_from_bytes, hashes_to_bytes, key, limit, node_id, required};
+use super::{InvalidMessage, generation, key, limit, node_id, required};
 use crate::v1 as w;
 
 impl From<&d::SamplingParams> for w::NodeSampling {
@@ -148,32 +148,6 @@ impl TryFrom<w::FetchSource> for d::FetchSource {
             generation: generation("fetch.generation", &source.generation)?,
             address: source.address,
             tokens: source.tokens,
-        })
-    }
-}
-
-impl From<&d::PrefixReplication> for w::ReplicatePrefixCommand {
-    fn from(copy: &d::PrefixReplication) -> Self {
-        Self {
-            key: Some(copy.key.into()),
-            source: Some((&copy.source).into()),
-            block_hashes: hashes_to_bytes(&copy.block_hashes),
-            term: 0,
-        }
-    }
-}
-
-impl w::ReplicatePrefixCommand {
-    /// The order, as one of `conductor`, whose session it came in on.
-    pub fn into_domain(self, conductor: d::ConductorId) -> Result<d::PrefixReplication, InvalidMessage> {
-        if self.block_hashes.is_empty() {
-            return Err(InvalidMessage { field: "block_hashes", found: "empty".into() });
-        }
-        Ok(d::PrefixReplication {
-            key: key(self.key)?,
-            conductor,
-            source: required("source", self.source)?.try_into()?,
-            block_hashes: hashes_from_bytes("block_hashes", &self.block_hashes)?,
         })
     }
 }

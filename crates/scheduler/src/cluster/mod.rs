@@ -14,7 +14,6 @@ mod node;
 mod node_forecast;
 mod partial_prefill;
 mod place;
-mod replicate;
 mod request;
 mod table;
 #[cfg(test)]
@@ -33,7 +32,6 @@ use crate::ledger::{Charge, NodeStart};
 use crate::placement::{PlacementKind, PlacementPolicy};
 
 use holders::HolderPauses;
-use replicate::Replications;
 use table::NodeTable;
 
 pub use at_decode::PromptAtDecode;
@@ -41,16 +39,12 @@ pub use explain::{DecodeExplanation, Explanation, LeftOut, PrefillExplanation, V
 pub use migration::MigrationChoice;
 pub use node::{ClusterNode, NodeState};
 pub use node_forecast::NodeForecast;
-pub use replicate::{PrefixDemand, Replication, ReplicationOrder};
 
 /// Bounds and settings of a [`Cluster`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClusterConfig {
     /// Whether prefixes may be fetched from node to node, if the placement policy wants to.
     pub fetches: bool,
-    /// Most prefill nodes that a hot prefix is replicated to, its holders included. 0 or 1: no
-    /// replication, only fetches.
-    pub replicas: usize,
     /// Longest that a prompt is put off for others in a prefill node's queue.
     pub max_overtaken: Duration,
     /// Longest that it waits there for room.
@@ -132,7 +126,6 @@ impl Default for ClusterConfig {
     fn default() -> Self {
         Self {
             fetches: true,
-            replicas: 0,
             max_overtaken: QueueTerms::MAX_OVERTAKEN,
             queue_timeout: QueueTerms::TIMEOUT,
             max_wait: Some(MAX_WAIT),
@@ -192,7 +185,6 @@ pub struct Cluster {
     /// Names of the KV compatibility classes; a node knows the number of its own.
     kv_classes: Vec<String>,
     pauses: HolderPauses,
-    replications: Replications,
     output_lengths: OutputLength,
     /// Of the predicted time to first token.
     ttft_residuals: Residuals,
@@ -230,7 +222,6 @@ impl Cluster {
             transfers: TransferCost::new(config.bandwidth),
             kv_classes: Vec::new(),
             pauses: holders::no_pauses(),
-            replications: Replications::default(),
             output_lengths: OutputLength::new(FIRST_OUTPUT_TOKENS),
             ttft_residuals: Residuals::default(),
             charges: BTreeMap::new(),
@@ -366,7 +357,6 @@ impl Cluster {
         // The node may come back as the same start, if its session broke and not the process. What
         // was forgotten must not be given back to it then.
         let gone = (node.clone(), generation);
-        self.end_replications_of(&gone);
         for charge in self.charges.values_mut() {
             charge.prefill.take_if(|prefill| *prefill == gone);
             charge.tail.take_if(|tail| *tail == gone);

@@ -46,7 +46,6 @@ pub(crate) fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
         kv_class: "test".into(),
         layout,
         profile,
-        replicates_prefixes: true,
         takes_partial_prefills: true,
         vocabulary: String::new(),
     }

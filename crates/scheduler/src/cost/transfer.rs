@@ -221,7 +221,7 @@ mod tests {
         assert!((cost.seconds(&b, &a, 100_000) - 0.0021).abs() < 1e-4, "{}", cost.seconds(&b, &a, 100_000));
         cost.observe(&a, &b, 100_000, 10.0);
         (0..60).for_each(|_| cost.observe(&a, &b, 0, 1.0));
-        assert!(cost.seconds(&b, &a, 100_000) < 0.003, "a replication's time says nothing");
+        assert!(cost.seconds(&b, &a, 100_000) < 0.003, "a fetch of no bytes says nothing");
 
         (0..60).for_each(|_| cost.observe_push(&b, 300_000, 30, 0.0018, 0.2));
         let (whole, last) = cost.push_seconds(&b, 300_000.0, 30);
