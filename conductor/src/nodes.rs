@@ -341,7 +341,6 @@ mod tests {
                 num_blocks: 100,
             },
             profile: NodeProfile::default(),
-            takes_partial_prefills: true,
             vocabulary: String::new(),
         }
     }

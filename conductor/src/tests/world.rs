@@ -168,7 +168,6 @@ impl World {
             kv_class: "test".into(),
             layout,
             profile,
-            takes_partial_prefills: true,
             vocabulary: self.frontend.model.grammars.digest().to_owned(),
         }
     }

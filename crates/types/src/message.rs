@@ -124,8 +124,7 @@ pub struct LeaseReply {
 pub struct LeaseRelease {
     /// The lease.
     pub lease: GrantId,
-    /// Whose it must be, and the start of that reader; `None` if that is not said: then any
-    /// reader's.
+    /// Whose it must be, and the start of that reader; `None` if the holder itself ends it.
     pub reader: Option<(NodeId, Generation)>,
 }
 
@@ -376,8 +375,6 @@ pub struct NodeInfo {
     pub layout: KvLayout,
     /// What it can do, measured at start.
     pub profile: NodeProfile,
-    /// Whether it takes its part in partial prefills: see [`PrefillJob::partial_prefill_tokens`].
-    pub takes_partial_prefills: bool,
     /// Digest of the vocabulary that it compiles grammars against; empty: it takes none.
     pub vocabulary: String,
 }

@@ -464,7 +464,6 @@ fn node_info(
         kv_class: model.kv_class.clone(),
         layout: engine.arena().layout().clone(),
         profile,
-        takes_partial_prefills: true,
         vocabulary: vocabulary.to_owned(),
     }
 }

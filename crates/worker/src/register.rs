@@ -255,7 +255,6 @@ mod tests {
             kv_class: "mock".into(),
             layout,
             profile: NodeProfile::default(),
-            takes_partial_prefills: true,
             vocabulary: String::new(),
         }
     }

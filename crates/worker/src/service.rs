@@ -88,9 +88,9 @@ impl<E: Send + 'static> NodeService<E> {
         self.info.layout.check_compatible(&layout).map_err(mismatch)
     }
 
-    /// Whether a peer computes bitwise as this node does. One that does not say is taken to.
+    /// Whether a peer computes bitwise as this node does.
     fn computes_alike(&self, kv_class: &str) -> bool {
-        kv_class.is_empty() || kv_class == self.info.kv_class
+        kv_class == self.info.kv_class
     }
 
     fn check_generation(&self, target: Generation) -> Result<(), Status> {
@@ -279,9 +279,7 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
     ) -> Result<Response<v1::ReleaseLeaseReply>, Status> {
         let request = request.into_inner();
         // A late word to an earlier start of this node must not end a lease of the same number.
-        if !request.target_generation.is_empty() {
-            self.check_generation(generation("target_generation", &request.target_generation)?)?;
-        }
+        self.check_generation(generation("target_generation", &request.target_generation)?)?;
         self.input(Input::ReleaseLease(LeaseRelease::try_from(request)?)).await?;
         Ok(Response::new(v1::ReleaseLeaseReply {}))
     }

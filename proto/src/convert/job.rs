@@ -170,12 +170,7 @@ impl w::QueueTerms {
             priority,
             patience: limit("queue.patience_s", self.patience_s)?,
             max_overtaken: limit("queue.max_overtaken_s", self.max_overtaken_s)?,
-            // One that does not say leaves it to the node.
-            timeout: if self.timeout_s == 0.0 {
-                d::QueueTerms::TIMEOUT
-            } else {
-                limit("queue.timeout_s", self.timeout_s)?
-            },
+            timeout: limit("queue.timeout_s", self.timeout_s)?,
             compute: limit("queue.compute_s", self.compute_s)?,
         })
     }
@@ -207,7 +202,7 @@ impl w::PrefillJob {
             decode: self.decode.map(TryInto::try_into).transpose()?,
             fetch: self.fetch.map(TryInto::try_into).transpose()?,
             salt: self.salt.into(),
-            terms: w::QueueTerms::into_domain(self.queue.unwrap_or_default(), self.priority)?,
+            terms: required("queue", self.queue)?.into_domain(self.priority)?,
         })
     }
 }

@@ -143,7 +143,6 @@ impl From<&d::NodeInfo> for w::NodeInfo {
             kv_class: info.kv_class.clone(),
             layout: Some((&info.layout).into()),
             profile: Some((&info.profile).into()),
-            takes_partial_prefills: info.takes_partial_prefills,
             vocabulary: info.vocabulary.clone(),
         }
     }
@@ -175,8 +174,7 @@ impl TryFrom<w::NodeInfo> for d::NodeInfo {
             context_length: some("context_length", info.context_length)?,
             kv_class: short("kv_class", info.kv_class)?,
             layout: required("layout", info.layout)?.try_into()?,
-            profile: info.profile.unwrap_or_default().try_into()?,
-            takes_partial_prefills: info.takes_partial_prefills,
+            profile: required("profile", info.profile)?.try_into()?,
             vocabulary: info.vocabulary,
         })
     }

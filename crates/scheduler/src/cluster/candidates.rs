@@ -109,18 +109,6 @@ impl Cluster {
         Ok(usable)
     }
 
-    /// Keeps those of the KV compatibility classes of these nodes, if there is one. Nodes that are
-    /// gone are known for a while.
-    fn prefer_alike(&self, nodes: &mut Vec<&ClusterNode>, others: &[NodeId]) {
-        let role = nodes.first().map(|node| node.info().role);
-        let others = others.iter().filter_map(|name| self.nodes.get(name));
-        let classes: Vec<_> = others.filter(|node| Some(node.info().role) == role).map(|node| node.kv_class).collect();
-        let is_alike = |node: &&ClusterNode| classes.contains(&node.kv_class);
-        if nodes.iter().any(is_alike) {
-            nodes.retain(is_alike);
-        }
-    }
-
     /// Whether others do the work of a role none of whose nodes is ready.
     pub(super) fn stands_in(&self, role: NodeRole) -> bool {
         let may = role == NodeRole::Prefill && self.config.prompts_at_decode != PromptsAtDecode::Never;
@@ -142,7 +130,6 @@ impl Cluster {
             return no_prefill_node(now, tokens, &full);
         }
         prefer(&mut nodes, request.beside);
-        self.prefer_alike(&mut nodes, request.alike);
         self.warm(now, &mut nodes, |node| node.charges.pending());
         self.leave_out_busy(now, request, &mut nodes);
         Ok(nodes.into_iter().map(|node| self.prefill_candidate(now, request, node, matches)).collect())
@@ -310,7 +297,6 @@ impl Cluster {
             }
         }
         prefer(&mut nodes, request.beside);
-        self.prefer_alike(&mut nodes, request.alike);
         self.warm(now, &mut nodes, |node| node.charges.sequences());
         let counts = self.holds_for_prefill();
         let held = |node: &ClusterNode| if counts(node) { matches.of(node) } else { 0 };

@@ -198,25 +198,6 @@ mod tests {
     }
 
     #[test]
-    fn resumed_output_prefers_decode_nodes_of_its_kv_class() {
-        let now = Instant::now();
-        let mut cluster = cluster(now);
-        cluster.on_node_left(now, &id("d0"), Generation(1));
-        let other = NodeInfo { kv_class: "other".to_owned(), ..info("d3", NodeRole::Decode, 1) };
-        cluster.on_node_joined(now, other);
-        let decode = |cluster: &Cluster, alike: &[&str]| {
-            let alike: Vec<_> = alike.iter().map(|name| id(name)).collect();
-            let request = crate::placement::PlacementRequest { alike: &alike, output_tokens: 9, ..request(1, &[]) };
-            let candidates = cluster.decode_candidates(now, cluster.sized(&request), &cluster.matches_of(&[])).unwrap();
-            candidates.iter().map(|candidate| candidate.node.to_string()).collect::<Vec<_>>()
-        };
-        assert_eq!(decode(&cluster, &["p0", "d0"]), ["d3"], "as the node that is gone");
-        assert_eq!(decode(&cluster, &["p0", "d1"]), ["d1", "d2"]);
-        cluster.on_node_left(now, &id("d3"), Generation(1));
-        assert_eq!(decode(&cluster, &["p0", "d0"]), ["d1", "d2"], "the output goes on all the same");
-    }
-
-    #[test]
     fn failed_prefix_holder_is_avoided_by_its_reader_for_a_while() {
         let start = Instant::now();
         let mut cluster = cluster(start);

@@ -64,10 +64,9 @@ impl Cluster {
         }
         let from = self.nodes.get(prefill)?;
         let to = self.nodes.get(decode?.node)?;
-        let is_able = |node: &ClusterNode| node.info().takes_partial_prefills;
         let is_alike = from.info().kv_class == to.info().kv_class
             && from.info().layout.block_tokens == to.info().layout.block_tokens;
-        if !is_able(from) || !is_able(to) || !is_alike {
+        if !is_alike {
             return None;
         }
         // Other partial prefills that are still to be computed there when the first part's turn
@@ -236,11 +235,6 @@ mod tests {
         };
         let wanted = long(0, 1600);
         assert!(tail(|_| {}, &wanted) > 0);
-        assert_eq!(
-            tail(|info| info.takes_partial_prefills = info.role == NodeRole::Prefill, &wanted),
-            0,
-            "an older node"
-        );
         assert_eq!(tail(|info| info.kv_class = info.node.to_string(), &wanted), 0, "other bits");
         assert_eq!(tail(|_| {}, &PlacementRequest { bypass_cache: true, ..wanted }), 0, "all log-probabilities");
         assert_eq!(tail(|_| {}, &PlacementRequest { wants_decode: false, max_tokens: 1, ..wanted }), 0);

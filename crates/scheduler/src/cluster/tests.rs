@@ -46,7 +46,6 @@ pub(crate) fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
         kv_class: "test".into(),
         layout,
         profile,
-        takes_partial_prefills: true,
         vocabulary: String::new(),
     }
 }
@@ -80,7 +79,6 @@ pub(crate) fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
         exclude: &[],
         beside: &[],
         output_tokens: 0,
-        alike: &[],
         accepted: false,
     }
 }

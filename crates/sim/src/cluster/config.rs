@@ -86,7 +86,6 @@ impl NodeConfig {
             kv_class: "simulated".to_owned(),
             layout: self.layout.clone(),
             profile: self.profile,
-            takes_partial_prefills: true,
             vocabulary: String::new(),
         }
     }

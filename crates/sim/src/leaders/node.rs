@@ -96,7 +96,6 @@ impl Node {
             kv_class: "simulated".into(),
             layout,
             profile,
-            takes_partial_prefills: false,
             vocabulary: String::new(),
         }
     }
