@@ -155,7 +155,7 @@ impl Cluster {
     /// Leaves out nodes whose queue alone is longer than the objective, while others' is not.
     fn leave_out_busy(&self, now: Instant, request: &PlacementRequest<'_>, nodes: &mut Vec<&ClusterNode>) {
         // A prompt that may pass others does not wait for all of them.
-        let Some(Ttft(limit)) = request.slo_left().ttft.filter(|_| !self.placement.reorders()) else { return };
+        let Some(Ttft(limit)) = request.slo_left().ttft.filter(|_| !self.policies.placement.reorders()) else { return };
         let within = |node: &&ClusterNode| node.charges.backlog.total(now) <= limit.as_secs_f64();
         if nodes.iter().any(within) {
             nodes.retain(within);
@@ -209,7 +209,7 @@ impl Cluster {
         // The last token is always computed.
         let reusable = request.prompt_tokens.saturating_sub(1) / info.layout.block_tokens;
         let held = matches.of(node).min(reusable);
-        let may_fetch = self.config.fetches && self.placement.fetches();
+        let may_fetch = self.config.fetches && self.policies.placement.fetches();
         let longer = if may_fetch { self.holder_for(now, matches, node, held) } else { None };
         let fetch = longer.map(|(from, blocks)| (from, blocks.min(reusable))).filter(|(_, blocks)| *blocks > held);
         let fetch = match fetch {
@@ -229,7 +229,7 @@ impl Cluster {
         QueueTerms {
             max_overtaken: self.config.max_overtaken,
             timeout: self.config.queue_timeout,
-            ..self.placement.terms(request, compute)
+            ..self.policies.placement.terms(request, compute)
         }
     }
 

@@ -187,8 +187,8 @@ impl Cluster {
         let request = &self.bounded(request);
         let sized = self.sized(request);
         let matches = self.matches(request);
-        let policy = self.placement.boxed_clone();
-        let mut admission = self.admission.boxed_clone();
+        let policy = self.policies.placement.boxed_clone();
+        let mut admission = self.policies.admission.boxed_clone();
         let (chosen, rows) = self.look(now, sized, &matches, &*policy, Some(RowLimit::ALL), rng);
         let decision = chosen.and_then(|chosen| {
             let assessment = self.assess(now, sized, &chosen);
@@ -202,8 +202,8 @@ impl Cluster {
     pub(super) fn explanation(&self, decision: Result<Placement, Refusal>, rows: Rows) -> Explanation {
         let Rows { prefill, decode, prefill_rest, decode_rest } = rows;
         Explanation {
-            placement: self.placement.name(),
-            admission: self.admission.name(),
+            placement: self.policies.placement.name(),
+            admission: self.policies.admission.name(),
             prefill,
             decode,
             prefill_rest,

@@ -136,14 +136,14 @@ impl Cluster {
         let request = &self.bounded(request);
         let sized = self.sized(request);
         let matches = self.matches(request);
-        let (chosen, rows) = self.look(now, sized, &matches, &*self.placement, keep, rng);
+        let (chosen, rows) = self.look(now, sized, &matches, &*self.policies.placement, keep, rng);
         let placed = chosen.and_then(|chosen| self.take_in(now, sized, chosen, &matches));
         (placed.map_err(|refusal| self.keep_retryable(request.key, refusal)), rows)
     }
 
     /// The request with the longest wait that the cluster grants it. What was accepted is served.
     pub(super) fn bounded<'a>(&self, request: &PlacementRequest<'a>) -> PlacementRequest<'a> {
-        let is_new = self.admission.refuses() && !request.accepted;
+        let is_new = self.policies.admission.refuses() && !request.accepted;
         PlacementRequest { max_wait: self.config.max_wait.filter(|_| is_new), ..*request }
     }
 
@@ -211,8 +211,8 @@ impl Cluster {
     ) -> Result<Placement, Refusal> {
         let assessment = self.assess(now, sized, &chosen);
         let first_token_delay = match sized.request.accepted {
-            false => verdict(&mut *self.admission, &assessment)?,
-            true => self.admission.first_token_delay(&assessment),
+            false => verdict(&mut *self.policies.admission, &assessment)?,
+            true => self.policies.admission.first_token_delay(&assessment),
         };
         let fetch = self.fetch_of(now, &chosen, matches);
         self.charge(now, sized, &chosen, fetch.as_ref());
@@ -264,8 +264,11 @@ impl Cluster {
     /// A refusal for want of room, as one that may pass if the admission policy waits for such.
     fn with_queue_time(&self, refusal: Refusal, slo: Slo) -> Refusal {
         let full = Excess::KvBlocks { share: 1.0 };
-        let hold =
-            self.admission.queue_for(slo, Duration::ZERO, &full).filter(|_| refusal.kind == ErrorKind::Overloaded);
+        let hold = self
+            .policies
+            .admission
+            .queue_for(slo, Duration::ZERO, &full)
+            .filter(|_| refusal.kind == ErrorKind::Overloaded);
         Refusal { hold, ..refusal }
     }
 

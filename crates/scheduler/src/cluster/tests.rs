@@ -3,8 +3,9 @@ use baton_types::{Attempt, BlockHash, ErrorKind, KvDtype, KvLayout, NodeProfile,
 use proptest::prelude::*;
 
 use super::*;
+use crate::admission::AdmissionKind;
 use crate::cost::duration;
-use crate::placement::{Placement, PlacementRequest, PrefixFetch, Refusal};
+use crate::placement::{Placement, PlacementKind, PlacementRequest, PrefixFetch, Refusal};
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
