@@ -7,8 +7,7 @@ use baton_types::{BlockHash, ErrorKind, NodeId, NodeRole, QueueTerms, Ttft};
 use super::explain::LeftOut;
 use super::place::{RETRY_UNAVAILABLE, refuse};
 use super::{Cluster, ClusterNode, NodeState, PromptsAtDecode};
-use crate::backlog::{ChunkSeconds, QueueImpact};
-use crate::config::MIN_CHUNK_PART;
+use crate::backlog::QueueImpact;
 use crate::cost::duration;
 use crate::placement::{DecodeCandidate, PlacementRequest, PrefillCandidate, PrefillPlan, Refusal};
 
@@ -66,12 +65,6 @@ impl Needs {
 }
 
 impl Cluster {
-    pub(super) fn sized<'a>(&self, request: &'a PlacementRequest<'a>) -> SizedRequest<'a> {
-        let done = request.output_tokens;
-        let output_tokens = self.output_lengths.expected_left(done, done.saturating_add(request.max_tokens));
-        SizedRequest { request, output_tokens }
-    }
-
     /// Who holds what of the request's prefix.
     pub(super) fn matches(&self, request: &PlacementRequest<'_>) -> Matches {
         if request.bypass_cache { Matches::default() } else { self.matches_of(request.block_hashes) }
@@ -215,7 +208,7 @@ impl Cluster {
         let fetch = match fetch {
             Some((from, blocks)) => {
                 let bytes = u64::from(blocks - held) * info.layout.block_bytes_all_layers() as u64;
-                let seconds = self.transfers.seconds(from, &info.node, bytes);
+                let seconds = self.predictor.transfers.seconds(from, &info.node, bytes);
                 Some(self.plan(now, request, node, blocks, seconds))
             }
             None => None,
@@ -242,9 +235,8 @@ impl Cluster {
         blocks: u32,
         transfer: f64,
     ) -> PrefillPlan {
-        let cost = &self.costs[node.class].1.prefill;
         let matched_tokens = blocks * node.info().layout.block_tokens;
-        let compute = node.speed.seconds(cost.prompt(request.prompt_tokens, matched_tokens));
+        let compute = self.predictor.prompt_seconds(node, request.prompt_tokens, matched_tokens);
         let terms = self.terms(request, compute);
         let QueueImpact { ahead, passed } = node.charges.backlog.impact(now, terms);
         PrefillPlan { matched_tokens, transfer, compute, ahead, passed }
@@ -262,15 +254,7 @@ impl Cluster {
         let Some(node) = self.nodes.get(node) else { return (*plan, 0) };
         let backlog = &node.charges.backlog;
         let QueueImpact { ahead, passed } = backlog.impact(now, terms);
-        (PrefillPlan { ahead, passed, ..*plan }, backlog.broken(now, terms, self.ttft_margin()))
-    }
-
-    /// How long a prefill node's chunks take.
-    pub(super) fn chunk_seconds(&self, node: &ClusterNode) -> ChunkSeconds {
-        let cost = &self.costs[node.class].1.prefill;
-        let seconds = |rows: u32| node.speed.seconds(cost.prompt(rows, 0));
-        let rows = cost.chunk_rows();
-        ChunkSeconds { full: seconds(rows), least: seconds((rows as usize / MIN_CHUNK_PART) as u32) }
+        (PrefillPlan { ahead, passed, ..*plan }, backlog.broken(now, terms, self.predictor.ttft_margin()))
     }
 
     pub(super) fn decode_candidates(
@@ -325,7 +309,7 @@ impl Cluster {
         }
         let best_room = all.iter().map(|node| free_blocks(node)).max().unwrap_or(0);
         let needs = all.iter().map(|node| sized.needs(node).blocks).min().unwrap_or(0);
-        let soonest = all.iter().filter_map(|node| self.next_end(now, node)).min();
+        let soonest = all.iter().filter_map(|node| self.predictor.next_end(now, node)).min();
         let prompt = sized.request.prompt_tokens;
         let output = sized.request.max_tokens;
         let message = format!(
@@ -342,9 +326,10 @@ impl Cluster {
         let kv_tokens = charges.kv_tokens as f64;
         let prompt_blocks = info.layout.blocks_for(sized.request.prompt_tokens as usize);
         let bytes = prompt_blocks.saturating_sub(held as usize) as f64 * info.layout.block_bytes_all_layers() as f64;
-        let (push, push_last_layer) = self.transfers.push_seconds(&info.node, bytes, info.layout.num_layers);
-        let tbt = self.high_step_seconds(node, sequences + 1.0, kv_tokens + sized.needs(node).kv_tokens as f64);
-        let without = || self.high_step_seconds(node, sequences, kv_tokens);
+        let (push, push_last_layer) = self.predictor.transfers.push_seconds(&info.node, bytes, info.layout.num_layers);
+        let tbt =
+            self.predictor.high_step_seconds(node, sequences + 1.0, kv_tokens + sized.needs(node).kv_tokens as f64);
+        let without = || self.predictor.high_step_seconds(node, sequences, kv_tokens);
         DecodeCandidate {
             node: &info.node,
             tbt,

@@ -49,7 +49,7 @@ impl Cluster {
     fn declared_decode(&mut self, now: Instant, declared: &Declared, start: &NodeStart) -> Option<DecodeCharge> {
         let prompt_tokens = declared.prompt_tokens;
         let max_tokens = declared.max_tokens;
-        let output_tokens = self.output_lengths.expected_left(0, max_tokens);
+        let output_tokens = self.predictor.output_lengths.expected_left(0, max_tokens);
         let node = charged(&mut self.nodes, start)?;
         let Needs { blocks, kv_tokens } = Needs::of((prompt_tokens, max_tokens), output_tokens, node);
         let ago = |time: Duration| now.checked_sub(time).unwrap_or(now);
@@ -108,7 +108,7 @@ mod tests {
         cluster.declare(now, &Declared { prefill: None, first_token_ago: Some(SECOND), ..declared() });
         assert!(cluster.node(&id("p0")).unwrap().charges.is_zero());
         assert_eq!(cluster.node(&id("d0")).unwrap().charges.decoding_now().sequences, 1.0);
-        assert_eq!(cluster.ttft_margin(), 0.0, "nothing is learnt from it");
+        assert_eq!(cluster.predictor.ttft_margin(), 0.0, "nothing is learnt from it");
         cluster.on_ended(now, key(1));
         assert!(cluster.nodes().all(|node| node.charges.is_zero()));
     }

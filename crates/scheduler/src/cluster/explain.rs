@@ -185,7 +185,7 @@ impl Cluster {
     ) -> Explanation {
         self.on_tick(now);
         let request = &self.bounded(request);
-        let sized = self.sized(request);
+        let sized = self.predictor.sized(request);
         let matches = self.matches(request);
         let policy = self.policies.placement.boxed_clone();
         let mut admission = self.policies.admission.boxed_clone();
@@ -242,7 +242,7 @@ impl Cluster {
                 .nodes
                 .get(candidate.node)
                 .filter(|_| self.config.prompts_at_decode != PromptsAtDecode::Never)
-                .map(|node| self.prompt_at_decode(now, sized, node, matches.of(node))),
+                .map(|node| self.predictor.prompt_at_decode(now, sized, node, matches.of(node))),
         };
         let sooner = |candidate: &PrefillCandidate<'_>| {
             candidate.plans().map(|(plan, _)| plan.finish()).fold(f64::INFINITY, f64::min)

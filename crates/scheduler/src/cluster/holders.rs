@@ -92,7 +92,7 @@ impl Cluster {
         may: impl Fn(&ClusterNode) -> bool,
     ) -> Option<(&ClusterNode, u32)> {
         let mut longest: Option<(&ClusterNode, u32)> = None;
-        let sending = |node: &ClusterNode| self.transfers.sending(&node.info().node);
+        let sending = |node: &ClusterNode| self.predictor.transfers.sending(&node.info().node);
         for node in self.nodes.values().filter(|node| node.kv_class == kv_class) {
             let held = matches.of(node);
             let is_longer =
@@ -185,7 +185,7 @@ mod tests {
         // Nor does it spare a decode node the push.
         let sized = request(2, &hashes);
         let matches = cluster.matches_of(&hashes);
-        let candidates = cluster.decode_candidates(now, cluster.sized(&sized), &matches).unwrap();
+        let candidates = cluster.decode_candidates(now, cluster.predictor.sized(&sized), &matches).unwrap();
         let push: Vec<_> = candidates.iter().map(|candidate| candidate.push).collect();
         assert!(push[0] > push[2] && push[2] > push[1], "{push:?}");
         let third = NodeInfo { kv_class: "third".to_owned(), ..info("p2", NodeRole::Prefill, 1) };
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(cluster.holder_for(now, &matches, cluster.node(&id("p2")).unwrap(), 0), None);
         let other = NodeInfo { kv_class: "other".to_owned(), ..info("p3", NodeRole::Prefill, 1) };
         cluster.on_node_joined(now, other);
-        let candidates = cluster.decode_candidates(now, cluster.sized(&sized), &matches).unwrap();
+        let candidates = cluster.decode_candidates(now, cluster.predictor.sized(&sized), &matches).unwrap();
         assert!(candidates[0].push < candidates[1].push, "a node that computes alike may send it");
     }
 

@@ -79,8 +79,8 @@ impl Cluster {
     fn keeps_paces(&self, node: &ClusterNode, charge: &DecodeCharge, tokens: u32) -> bool {
         let sequences = node.charges.sequences() as f64;
         let kv_tokens = node.charges.kv_tokens as f64;
-        let without = self.high_step_seconds(node, sequences, kv_tokens);
-        let with = self.high_step_seconds(node, sequences + 1.0, kv_tokens + f64::from(tokens));
+        let without = self.predictor.high_step_seconds(node, sequences, kv_tokens);
+        let with = self.predictor.high_step_seconds(node, sequences + 1.0, kv_tokens + f64::from(tokens));
         charge.tbt.is_none_or(|limit| with <= limit.as_secs_f64()) && !node.charges.has_tbt_limit_in(without, with)
     }
 
@@ -95,7 +95,7 @@ impl Cluster {
         let charge = DecodeCharge { begun: true, charged: now, ..charge };
         let Some(node) = self.nodes.get_mut(&start.0) else { return };
         node.charges.add_decode(key, charge);
-        self.transfers.begin(&fetch.0.0, fetch.1);
+        self.predictor.transfers.begin(&fetch.0.0, fetch.1);
         let charge = Charge {
             prefill: None,
             tail: None,
@@ -222,7 +222,8 @@ mod tests {
     fn migration_avoids_node_where_it_would_break_a_tbt_objective() {
         let now = Instant::now();
         let mut cluster = cluster(now, PlacementKind::CacheAware);
-        let steps = |cluster: &Cluster, n: f64| cluster.high_step_seconds(cluster.node(&id("d0")).unwrap(), n, 0.0);
+        let steps =
+            |cluster: &Cluster, n: f64| cluster.predictor.high_step_seconds(cluster.node(&id("d0")).unwrap(), n, 0.0);
         let limit = duration((steps(&cluster, 1.0) + steps(&cluster, 2.0)) / 2.0);
         let tight = Slo { tbt: Some(Tbt(limit)), ..Slo::default() };
         let from =

@@ -8,13 +8,13 @@ mod candidates;
 mod config;
 mod declare;
 mod explain;
-mod forecast;
 mod holders;
 mod migration;
 mod node;
 mod node_forecast;
 mod partial_prefill;
 mod place;
+mod predictor;
 mod request;
 mod table;
 #[cfg(test)]
@@ -27,10 +27,10 @@ use std::time::{Duration, Instant};
 use baton_kv_cache::{Applied, BlockHasher, PrefixIndex};
 use baton_types::{Generation, KvEvent, Load, NodeId, NodeInfo, NodeRole, RequestKey};
 
-use crate::cost::{ClassCost, OutputLength, Residuals, SpeedFactor, TransferCost};
 use crate::ledger::{Charge, NodeStart};
 
 use holders::HolderPauses;
+use predictor::{Introduced, Predictor};
 use table::NodeTable;
 
 pub use at_decode::PromptAtDecode;
@@ -48,18 +48,13 @@ pub struct Cluster {
     policies: Policies,
     nodes: NodeTable,
     index: Arc<PrefixIndex>,
-    /// Cost models by class; a node knows the index of its own.
-    costs: Vec<(CostClass, ClassCost)>,
+    predictor: Predictor,
     ticked: Option<Instant>,
     /// When the last node joined.
     joined: Option<Instant>,
-    transfers: TransferCost,
     /// Names of the KV compatibility classes; a node knows the number of its own.
     kv_classes: Vec<String>,
     pauses: HolderPauses,
-    output_lengths: OutputLength,
-    /// Of the predicted time to first token.
-    ttft_residuals: Residuals,
     charges: BTreeMap<RequestKey, Charge>,
     /// Requests that wait in the admission queue, to be placed.
     retryable: BTreeSet<RequestKey>,
@@ -67,16 +62,6 @@ pub struct Cluster {
 
 /// Shortest time between two looks at who reports.
 const TICK: Duration = Duration::from_millis(100);
-/// Answers are about so long until some have ended.
-const FIRST_OUTPUT_TOKENS: u32 = 256;
-
-/// Nodes of one class cost the same, up to a factor: role, model and kv_class.
-type CostClass = (NodeRole, u64, String);
-
-fn cost_class(info: &NodeInfo) -> CostClass {
-    (info.role, info.layout.model, info.kv_class.clone())
-}
-
 impl Cluster {
     /// A cluster without nodes.
     pub fn new(config: ClusterConfig, policies: Policies) -> Self {
@@ -85,14 +70,11 @@ impl Cluster {
             policies,
             nodes: NodeTable::default(),
             index: Arc::new(PrefixIndex::new(config.max_index_entries_per_node)),
-            costs: Vec::new(),
+            predictor: Predictor::new(config.admission_quantile, config.bandwidth),
             ticked: None,
             joined: None,
-            transfers: TransferCost::new(config.bandwidth),
             kv_classes: Vec::new(),
             pauses: holders::no_pauses(),
-            output_lengths: OutputLength::new(FIRST_OUTPUT_TOKENS),
-            ttft_residuals: Residuals::default(),
             charges: BTreeMap::new(),
             retryable: BTreeSet::new(),
         }
@@ -101,6 +83,7 @@ impl Cluster {
     /// Decides by other rules from now on. What is known of the nodes, and what is charged, stays.
     pub fn set_rules(&mut self, config: ClusterConfig, policies: Policies) {
         self.config = config;
+        self.predictor.set_quantile(config.admission_quantile);
         self.policies = policies;
     }
 
@@ -176,28 +159,10 @@ impl Cluster {
             None => self.index.remove_node(&info.node),
         }
         let slot = self.index.add_node(&info.node, info.generation);
-        let class = self.class_of(&info);
-        let cost = &self.costs[class].1;
-        let own = ClassCost::new(&info.profile);
-        let (own, usual) = match info.role {
-            NodeRole::Prefill => (own.prefill.prompt(512, 0), cost.prefill.prompt(512, 0)),
-            NodeRole::Decode => (own.decode.step(8, 4096), cost.decode.step(8, 4096)),
-        };
-        let speed = SpeedFactor::from_profiles(own, usual);
+        let Introduced { class, speed } = self.predictor.introduce(&info);
         self.joined = self.joined.max(Some(now));
-        self.transfers.introduce(&info.node, info.profile.transfer_bytes_per_s);
         let kv_class = self.kv_class(&info.kv_class);
         self.nodes.insert(ClusterNode::new(now, info, (class, kv_class), speed, slot));
-    }
-
-    /// Index of the node's class, which is seeded with its profile if it is the first of it.
-    fn class_of(&mut self, info: &NodeInfo) -> usize {
-        let class = cost_class(info);
-        let known = self.costs.iter().position(|(other, _)| *other == class);
-        known.unwrap_or_else(|| {
-            self.costs.push((class, ClassCost::new(&info.profile)));
-            self.costs.len() - 1
-        })
     }
 
     /// A node is lost. What it had cached and was charged is forgotten; the requests on it are
@@ -220,7 +185,7 @@ impl Cluster {
         let Some(left) = self.nodes.get_mut(node).filter(|left| left.info().generation == generation) else { return };
         left.on_left(now, state);
         self.index.remove_node(node);
-        self.transfers.forget(node);
+        self.predictor.transfers.forget(node);
         self.pauses.retain(|(holder, reader)| holder != node && reader != node);
         // The node may come back as the same start, if its session broke and not the process. What
         // was forgotten must not be given back to it then.
@@ -256,7 +221,7 @@ impl Cluster {
 
     /// A node's report.
     pub fn on_load(&mut self, now: Instant, node: &NodeId, load: Load) {
-        let Some(seconds) = self.nodes.get(node).map(|node| self.chunk_seconds(node)) else { return };
+        let Some(seconds) = self.nodes.get(node).map(|node| self.predictor.chunk_seconds(node)) else { return };
         let Some(node) = self.nodes.get_mut(node) else { return };
         if node.info().role == NodeRole::Prefill
             && let Some(known_until) = now.checked_sub(self.config.report_delay)
@@ -283,10 +248,7 @@ impl Cluster {
             return;
         }
         self.ticked = Some(now);
-        self.ttft_residuals.forget_old(now);
-        for (_, cost) in &mut self.costs {
-            cost.forget_old(now);
-        }
+        self.predictor.forget_old(now);
         for node in self.nodes.values_mut() {
             let silent = now.saturating_duration_since(node.reported());
             if silent > self.config.suspect_after {
@@ -320,14 +282,9 @@ impl Cluster {
             return;
         }
         let Some(node) = self.nodes.get_mut(node) else { return };
-        node.last_steps.observe(rows, seconds);
-        let cost = &mut self.costs[node.class].1;
-        match node.info().role {
-            NodeRole::Prefill => {
-                cost.on_prefill_step(&mut node.speed, rows, attended_tokens, seconds);
-                node.charges.backlog.on_chunk_done(now);
-            }
-            NodeRole::Decode => cost.on_decode_step(now, &mut node.speed, rows, attended_tokens, seconds),
+        self.predictor.on_step(now, node, rows, attended_tokens, seconds);
+        if node.info().role == NodeRole::Prefill {
+            node.charges.backlog.on_chunk_done(now);
         }
     }
 
@@ -335,18 +292,18 @@ impl Cluster {
     /// its layers tell.
     pub fn on_slice(&mut self, node: &NodeId, rows: u32, attended_tokens: u64, seconds: f64) {
         let Some(node) = self.nodes.get(node) else { return };
-        self.costs[node.class].1.on_slice(node.speed, rows, attended_tokens, seconds);
+        self.predictor.on_slice(node, rows, attended_tokens, seconds);
     }
 
     /// The request's prefix was fetched by its prefill node, or will not be.
     pub fn on_fetch_done(&mut self, key: RequestKey) {
         let Some((from, bytes)) = self.charges.get_mut(&key).and_then(|charge| charge.fetch.take()) else { return };
-        self.transfers.end(&from.0, bytes);
+        self.predictor.transfers.end(&from.0, bytes);
     }
 
     /// A transfer between two nodes that had the way for itself took so long.
     pub fn on_transfer(&mut self, from: &NodeId, to: &NodeId, bytes: u64, seconds: f64) {
-        self.transfers.observe(from, to, bytes, seconds);
+        self.predictor.transfers.observe(from, to, bytes, seconds);
     }
 
     /// The request's prompt is computed: its prefill node has done its part.
@@ -355,7 +312,7 @@ impl Cluster {
         let Some(charge) = self.charges.get_mut(&key).filter(|charge| !charge.prefilled) else { return };
         charge.prefilled = true;
         let measured = now.saturating_duration_since(charge.placed);
-        self.ttft_residuals.observe(now, charge.ttft.as_secs_f64(), measured.as_secs_f64());
+        self.predictor.ttft_residuals.observe(now, charge.ttft.as_secs_f64(), measured.as_secs_f64());
         for start in charge.prefill.iter().chain(&charge.tail) {
             if let Some(node) = charged(&mut self.nodes, start) {
                 node.charges.backlog.remove(now, key);
@@ -375,7 +332,7 @@ impl Cluster {
 
     /// The answer is complete, with so many tokens. The attempt is over.
     pub fn on_finished(&mut self, now: Instant, key: RequestKey, output_tokens: u32) {
-        self.output_lengths.observe(output_tokens);
+        self.predictor.output_lengths.observe(output_tokens);
         self.on_ended(now, key);
     }
 

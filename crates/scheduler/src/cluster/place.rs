@@ -8,7 +8,7 @@ use super::candidates::{Matches, Needs, SizedRequest};
 use super::explain::{Explanation, RowLimit, Rows};
 use super::partial_prefill::PartialPrefill;
 use super::{Cluster, ClusterNode, PromptsAtDecode};
-use crate::admission::{AdmissionPolicy, Assessment, DecodeLoad, Excess, Relief};
+use crate::admission::{AdmissionPolicy, Assessment, Excess, Relief};
 use crate::backlog::QueuedPrompt;
 use crate::cost::duration;
 use crate::ledger::{Charge, DecodeCharge, DecodeForecast, NodeStart};
@@ -134,7 +134,7 @@ impl Cluster {
             node.charges.backlog.settle(now);
         }
         let request = &self.bounded(request);
-        let sized = self.sized(request);
+        let sized = self.predictor.sized(request);
         let matches = self.matches(request);
         let (chosen, rows) = self.look(now, sized, &matches, &*self.policies.placement, keep, rng);
         let placed = chosen.and_then(|chosen| self.take_in(now, sized, chosen, &matches));
@@ -145,11 +145,6 @@ impl Cluster {
     pub(super) fn bounded<'a>(&self, request: &PlacementRequest<'a>) -> PlacementRequest<'a> {
         let is_new = self.policies.admission.refuses() && !request.accepted;
         PlacementRequest { max_wait: self.config.max_wait.filter(|_| is_new), ..*request }
-    }
-
-    /// Seconds by which a predicted time to first token may be too short, as a high quantile.
-    pub(super) fn ttft_margin(&self) -> f64 {
-        self.ttft_residuals.quantile(self.config.admission_quantile)
     }
 
     /// Compares the candidates and chooses from them. What is said of the nodes is for those who
@@ -274,7 +269,7 @@ impl Cluster {
 
     /// Until the first sequence that a decode node has now should be over.
     fn decode_relief(&self, now: Instant, node: Option<&ClusterNode>) -> Duration {
-        node.and_then(|node| self.next_end(now, node)).unwrap_or(RETRY_UNAVAILABLE)
+        node.and_then(|node| self.predictor.next_end(now, node)).unwrap_or(RETRY_UNAVAILABLE)
     }
 
     pub(super) fn change_decode_node(&mut self, now: Instant, key: RequestKey, to: &NodeId) {
@@ -306,14 +301,19 @@ impl Cluster {
         let ttft = chosen.ttft;
         let node = chosen.decode.as_ref().and_then(|decode| self.nodes.get(&decode.node));
         let newcomer = node.map(|node| DecodeForecast::of(&decode_charge((now, now), sized, node)));
-        let with = |forecast: fn(&Self, Instant, Instant, &ClusterNode) -> DecodeForecast| -> Option<DecodeLoad> {
-            let node = node?;
-            Some(self.decode_load(node, forecast(self, now, now + ttft, node), newcomer?))
-        };
+        let then = now + ttft;
+        let answer_factor = self.config.answer_factor;
+        let decode_now = node.map(|node| node.charges.decoding_now());
+        let decode_then = node.map(|node| {
+            let answer = self.predictor.answer_time(node).mul_f64(answer_factor);
+            node.charges.decoding_at(now, then, answer)
+        });
+        let decode_expected = node.map(|node| self.predictor.expected_at(now, then, node));
+        let with = |others: Option<DecodeForecast>| Some(self.predictor.decode_load(node?, others?, newcomer?));
         // A request that is alone at its nodes waits for none. What others' waits taught does not
         // hold for it.
         let is_alone = chosen.plan.ahead <= 0.0 && node.is_none_or(|node| node.charges.sequences() == 0);
-        let margin = if is_alone { Duration::ZERO } else { duration(self.ttft_margin()) };
+        let margin = if is_alone { Duration::ZERO } else { duration(self.predictor.ttft_margin()) };
         let prefill = self.nodes.get(&chosen.prefill);
         let relief = Relief {
             prefill: prefill.map_or(RETRY_UNAVAILABLE, |node| duration(node.charges.backlog.total(now))),
@@ -335,14 +335,11 @@ impl Cluster {
             broken: chosen.broken,
             broken_sequences: node
                 .zip(newcomer)
-                .map_or(0, |(node, newcomer)| self.broken_sequences((now, now + ttft), node, newcomer)),
+                .map_or(0, |(node, newcomer)| self.predictor.broken_sequences((now, then), node, newcomer)),
             relief,
-            decode_now: with(|_, _, _, node| node.charges.decoding_now()),
-            decode_then: with(|cluster, now, then, node| {
-                let answer = cluster.answer_time(node).mul_f64(cluster.config.answer_factor);
-                node.charges.decoding_at(now, then, answer)
-            }),
-            decode_expected: with(Self::expected_at),
+            decode_now: with(decode_now),
+            decode_then: with(decode_then),
+            decode_expected: with(decode_expected),
         }
     }
 
@@ -382,7 +379,7 @@ impl Cluster {
         if let Some(fetch) = fetch
             && let Some(from) = self.nodes.get(&fetch.from)
         {
-            self.transfers.begin(&fetch.from, fetch.bytes);
+            self.predictor.transfers.begin(&fetch.from, fetch.bytes);
             charge.fetch = Some(((fetch.from.clone(), from.info().generation), fetch.bytes));
         }
         let prompt = queued_prompt(now, request, chosen);
@@ -398,7 +395,7 @@ impl Cluster {
 
 impl Cluster {
     pub(super) fn charge_prefill(&mut self, now: Instant, node: &NodeId, prompt: QueuedPrompt) -> Option<NodeStart> {
-        let seconds = self.chunk_seconds(self.nodes.get(node)?);
+        let seconds = self.predictor.chunk_seconds(self.nodes.get(node)?);
         let node = self.nodes.get_mut(node)?;
         node.charges.backlog.set_chunk_seconds(seconds);
         node.charges.add_prefill(now, prompt);

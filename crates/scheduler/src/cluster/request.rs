@@ -63,7 +63,7 @@ impl Cluster {
                 let layers = self.nodes.get(to).map_or(1, |node| node.info().layout.num_layers);
                 let exposed = transfer.exposed.as_secs_f64();
                 let elapsed = transfer.elapsed.as_secs_f64();
-                self.transfers.observe_push(to, transfer.bytes, layers, exposed, elapsed);
+                self.predictor.transfers.observe_push(to, transfer.bytes, layers, exposed, elapsed);
             }
             BookEntry::FirstToken => self.on_first_token(now, key),
             BookEntry::Finished { output_tokens } => self.on_finished(now, key, *output_tokens),

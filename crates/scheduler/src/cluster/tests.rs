@@ -234,7 +234,7 @@ fn prefix_match_of_each_node_is_what_it_has_cached() {
     let prefill = cluster.prefill_candidates(now, &sized, &matches).unwrap();
     let held: Vec<_> = prefill.iter().map(|candidate| candidate.local.matched_tokens).collect();
     assert_eq!(held, [0, 48], "p0 and p1");
-    let decode = cluster.decode_candidates(now, cluster.sized(&sized), &matches).unwrap();
+    let decode = cluster.decode_candidates(now, cluster.predictor.sized(&sized), &matches).unwrap();
     assert!(decode[0].push < decode[1].push, "d0 holds 5 of the 10 blocks");
 }
 
@@ -382,7 +382,7 @@ proptest! {
         for n in 0..256 {
             cluster.on_ended(now, key(n));
         }
-        prop_assert_eq!((cluster.placed(), cluster.transfers.in_flight()), (0, 0));
+        prop_assert_eq!((cluster.placed(), cluster.predictor.transfers.in_flight()), (0, 0));
         for node in cluster.nodes() {
             prop_assert!(node.charges.is_zero(), "{:?}", node);
         }
@@ -424,9 +424,9 @@ fn longer_prefix_is_fetched_from_its_holder_and_charged_to_it() {
     let placement = place(&mut cluster, now, &request(1, &hashes)).unwrap();
     let bytes = 9 * cluster.node(&id("p0")).unwrap().info().layout.block_bytes_all_layers() as u64;
     assert_eq!(placement.fetch, Some(PrefixFetch { from: id("d0"), tokens: 144, bytes }), "the last token is computed");
-    assert_eq!(cluster.transfers.in_flight(), bytes);
+    assert_eq!(cluster.predictor.transfers.in_flight(), bytes);
     cluster.on_fetch_done(key(1));
-    assert_eq!(cluster.transfers.in_flight(), 0);
+    assert_eq!(cluster.predictor.transfers.in_flight(), 0);
     cluster.config.fetches = false;
     assert_eq!(
         place(&mut cluster, now, &request(2, &hashes)).unwrap().fetch,
