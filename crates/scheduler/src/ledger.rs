@@ -20,14 +20,28 @@ pub(crate) struct Charge {
     /// node leaves.
     pub tail: Option<NodeStart>,
     /// Bytes that come from another node first, until they are there or that node leaves.
-    pub fetch: Option<(NodeStart, u64)>,
+    pub fetch: Option<FetchCharge>,
     /// Where it decodes, until that node leaves.
-    pub decode: Option<(NodeStart, DecodeCharge)>,
+    pub decode: Option<Placed>,
     pub placed: Instant,
     /// Predicted.
     pub ttft: Duration,
     /// Whether the prompt is computed.
     pub prefilled: bool,
+}
+
+/// Bytes that come from another node.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct FetchCharge {
+    pub from: NodeStart,
+    pub bytes: u64,
+}
+
+/// A sequence at its decode node.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Placed {
+    pub at: NodeStart,
+    pub charge: DecodeCharge,
 }
 
 /// The decode node's part.

@@ -208,7 +208,7 @@ impl Cluster {
         let fetch = match fetch {
             Some((from, blocks)) => {
                 let bytes = u64::from(blocks - held) * info.layout.block_bytes_all_layers() as u64;
-                let seconds = self.predictor.transfers.seconds(from, &info.node, bytes);
+                let seconds = self.predictor.transfers.seconds(from, &info.node, self.ledger.sending(from), bytes);
                 Some(self.plan(now, request, node, blocks, seconds))
             }
             None => None,

@@ -92,7 +92,7 @@ impl Cluster {
         may: impl Fn(&ClusterNode) -> bool,
     ) -> Option<(&ClusterNode, u32)> {
         let mut longest: Option<(&ClusterNode, u32)> = None;
-        let sending = |node: &ClusterNode| self.predictor.transfers.sending(&node.info().node);
+        let sending = |node: &ClusterNode| self.ledger.sending(&node.info().node);
         for node in self.nodes.values().filter(|node| node.kv_class == kv_class) {
             let held = matches.of(node);
             let is_longer =

@@ -4,6 +4,7 @@
 //! node that was charged.
 
 mod at_decode;
+mod books;
 mod candidates;
 mod config;
 mod declare;
@@ -20,15 +21,15 @@ mod table;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_kv_cache::{Applied, BlockHasher, PrefixIndex};
 use baton_types::{Generation, KvEvent, Load, NodeId, NodeInfo, NodeRole, RequestKey};
 
-use crate::ledger::{Charge, NodeStart};
+use crate::ledger::NodeStart;
 
+use books::{Ledger, Ttfts};
 use holders::HolderPauses;
 use predictor::{Introduced, Predictor};
 use table::NodeTable;
@@ -55,9 +56,7 @@ pub struct Cluster {
     /// Names of the KV compatibility classes; a node knows the number of its own.
     kv_classes: Vec<String>,
     pauses: HolderPauses,
-    charges: BTreeMap<RequestKey, Charge>,
-    /// Requests that wait in the admission queue, to be placed.
-    retryable: BTreeSet<RequestKey>,
+    ledger: Ledger,
 }
 
 /// Shortest time between two looks at who reports.
@@ -75,8 +74,7 @@ impl Cluster {
             joined: None,
             kv_classes: Vec::new(),
             pauses: holders::no_pauses(),
-            charges: BTreeMap::new(),
-            retryable: BTreeSet::new(),
+            ledger: Ledger::default(),
         }
     }
 
@@ -104,7 +102,7 @@ impl Cluster {
 
     /// Nothing is placed here any more: what was charged, or waits, is in the books of another.
     pub fn forget_charges(&mut self, now: Instant) {
-        let keys: Vec<_> = self.charges.keys().chain(&self.retryable).copied().collect();
+        let keys: Vec<_> = self.ledger.keys().collect();
         keys.into_iter().for_each(|key| self.on_ended(now, key));
     }
 
@@ -139,7 +137,7 @@ impl Cluster {
 
     /// Requests that are charged.
     pub fn placed(&self) -> usize {
-        self.charges.len()
+        self.ledger.placed()
     }
 
     /// How the nodes hash the blocks of prompts, and the tokens of a block; `None` while no node
@@ -187,15 +185,7 @@ impl Cluster {
         self.index.remove_node(node);
         self.predictor.transfers.forget(node);
         self.pauses.retain(|(holder, reader)| holder != node && reader != node);
-        // The node may come back as the same start, if its session broke and not the process. What
-        // was forgotten must not be given back to it then.
-        let gone = (node.clone(), generation);
-        for charge in self.charges.values_mut() {
-            charge.prefill.take_if(|prefill| *prefill == gone);
-            charge.tail.take_if(|tail| *tail == gone);
-            charge.fetch.take_if(|(from, _)| *from == gone);
-            charge.decode.take_if(|(decode, _)| *decode == gone);
-        }
+        self.ledger.forget_start(&(node.clone(), generation));
         let gone = self.nodes.values().filter(|node| node.state().is_gone());
         let mut by_age: Vec<_> = gone.map(|node| (node.reported(), node.info().node.clone())).collect();
         by_age.sort();
@@ -297,8 +287,7 @@ impl Cluster {
 
     /// The request's prefix was fetched by its prefill node, or will not be.
     pub fn on_fetch_done(&mut self, key: RequestKey) {
-        let Some((from, bytes)) = self.charges.get_mut(&key).and_then(|charge| charge.fetch.take()) else { return };
-        self.predictor.transfers.end(&from.0, bytes);
+        self.ledger.on_fetch_done(key);
     }
 
     /// A transfer between two nodes that had the way for itself took so long.
@@ -308,26 +297,14 @@ impl Cluster {
 
     /// The request's prompt is computed: its prefill node has done its part.
     pub fn on_prefilled(&mut self, now: Instant, key: RequestKey) {
-        self.on_fetch_done(key);
-        let Some(charge) = self.charges.get_mut(&key).filter(|charge| !charge.prefilled) else { return };
-        charge.prefilled = true;
-        let measured = now.saturating_duration_since(charge.placed);
-        self.predictor.ttft_residuals.observe(now, charge.ttft.as_secs_f64(), measured.as_secs_f64());
-        for start in charge.prefill.iter().chain(&charge.tail) {
-            if let Some(node) = charged(&mut self.nodes, start) {
-                node.charges.backlog.remove(now, key);
-            }
-        }
+        let Some(Ttfts { predicted, measured }) = self.ledger.on_prefilled(now, key, &mut self.nodes) else { return };
+        self.predictor.ttft_residuals.observe(now, predicted.as_secs_f64(), measured.as_secs_f64());
     }
 
     /// The request's first token goes out: it decodes from now on.
     pub fn on_first_token(&mut self, now: Instant, key: RequestKey) {
         self.on_prefilled(now, key);
-        if let Some((start, _)) = self.charges.get(&key).and_then(|charge| charge.decode.as_ref())
-            && let Some(node) = charged(&mut self.nodes, start)
-        {
-            node.charges.begin_decode(now, key);
-        }
+        self.ledger.on_first_token(now, key, &mut self.nodes);
     }
 
     /// The answer is complete, with so many tokens. The attempt is over.
@@ -339,25 +316,6 @@ impl Cluster {
     /// The attempt is over, one way or the other: everything that it was charged is given back.
     /// Unknown ones are ignored.
     pub fn on_ended(&mut self, now: Instant, key: RequestKey) {
-        self.retryable.remove(&key);
-        self.on_fetch_done(key);
-        let Some(charge) = self.charges.remove(&key) else { return };
-        for start in charge.prefill.iter().chain(&charge.tail) {
-            if let Some(node) = charged(&mut self.nodes, start) {
-                node.charges.backlog.remove(now, key);
-                node.charges.requests -= 1;
-            }
-        }
-        if let Some((node, _)) = &charge.decode
-            && let Some(node) = charged(&mut self.nodes, node)
-        {
-            node.charges.end_decode(key);
-        }
+        self.ledger.on_ended(now, key, &mut self.nodes);
     }
-}
-
-/// The node that was charged, if it has not left or restarted since.
-fn charged<'a>(nodes: &'a mut NodeTable, (node, generation): &NodeStart) -> Option<&'a mut ClusterNode> {
-    let alive = |node: &&mut ClusterNode| node.info().generation == *generation && !node.state().is_gone();
-    nodes.get_mut(node).filter(alive)
 }

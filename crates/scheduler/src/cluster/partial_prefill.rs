@@ -237,7 +237,7 @@ mod tests {
         let other: NodeId = "d1".parse().unwrap();
         let other = if was == other { "d0".parse().unwrap() } else { other };
         assert!(split.partial_prefill_tokens > 0 && !cluster.nodes.get(&was).unwrap().charges.is_zero());
-        cluster.change_decode_node(now, key(0), &other);
+        cluster.ledger.change_decode_node(now, key(0), &other, &mut cluster.nodes);
         assert!(cluster.nodes.get(&was).unwrap().charges.is_zero());
         assert_eq!(cluster.nodes.get(&other).unwrap().charges.pending(), 0, "it computes none of it");
         cluster.on_ended(now, key(0));

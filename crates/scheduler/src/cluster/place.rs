@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, RequestKey, Slo, Tbt, Ttft};
+use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, Slo, Tbt, Ttft};
 
 use super::candidates::{Matches, Needs, SizedRequest};
 use super::explain::{Explanation, RowLimit, Rows};
@@ -11,7 +11,7 @@ use super::{Cluster, ClusterNode, PromptsAtDecode};
 use crate::admission::{AdmissionPolicy, Assessment, Excess, Relief};
 use crate::backlog::QueuedPrompt;
 use crate::cost::duration;
-use crate::ledger::{Charge, DecodeCharge, DecodeForecast, NodeStart};
+use crate::ledger::{Charge, DecodeCharge, DecodeForecast, FetchCharge, NodeStart, Placed};
 use crate::placement::{
     DecodeCandidate, Placement, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Refusal,
     estimated_ttft,
@@ -138,7 +138,7 @@ impl Cluster {
         let matches = self.matches(request);
         let (chosen, rows) = self.look(now, sized, &matches, &*self.policies.placement, keep, rng);
         let placed = chosen.and_then(|chosen| self.take_in(now, sized, chosen, &matches));
-        (placed.map_err(|refusal| self.keep_retryable(request.key, refusal)), rows)
+        (placed.map_err(|refusal| self.ledger.keep_retryable(request.key, refusal, self.config.max_queued)), rows)
     }
 
     /// The request with the longest wait that the cluster grants it. What was accepted is served.
@@ -272,30 +272,6 @@ impl Cluster {
         node.and_then(|node| self.predictor.next_end(now, node)).unwrap_or(RETRY_UNAVAILABLE)
     }
 
-    pub(super) fn change_decode_node(&mut self, now: Instant, key: RequestKey, to: &NodeId) {
-        let Some((from, charge)) = self.charges.get_mut(&key).and_then(|charge| charge.decode.take()) else { return };
-        // The node's knows whether the first token is out.
-        let charge = self.nodes.get_mut(&from.0).and_then(|node| node.charges.end_decode(key)).unwrap_or(charge);
-        // The partial prefill, if there is one, is not computed there any more, nor at the other
-        // node.
-        if let Some(charged) = self.charges.get_mut(&key)
-            && charged.tail.take_if(|tail| *tail == from).is_some()
-            && let Some(node) = super::charged(&mut self.nodes, &from)
-        {
-            node.charges.backlog.remove(now, key);
-            node.charges.requests -= 1;
-        }
-        if let Some(node) = self.nodes.get_mut(to) {
-            let begins = if charge.begun { charge.begins } else { charge.begins.max(now) };
-            let charge = DecodeCharge { begins, charged: now, ..charge };
-            node.charges.add_decode(key, charge);
-            let start = (to.clone(), node.info().generation);
-            if let Some(charged) = self.charges.get_mut(&key) {
-                charged.decode = Some((start, charge));
-            }
-        }
-    }
-
     pub(super) fn assess(&self, now: Instant, sized: SizedRequest<'_>, chosen: &Chosen) -> Assessment {
         let request = sized.request;
         let ttft = chosen.ttft;
@@ -369,18 +345,13 @@ impl Cluster {
             Charge { prefill: None, tail: None, fetch: None, decode: None, placed: now, ttft, prefilled: false };
         if let Some(node) = self.takes_room(chosen) {
             let start = (node.info().node.clone(), node.info().generation);
-            charge.decode = Some((start, decode_charge((now, now + ttft), sized, node)));
-        }
-        if let Some((start, decode)) = &charge.decode
-            && let Some(node) = self.nodes.get_mut(&start.0)
-        {
-            node.charges.add_decode(key, *decode);
+            charge.decode = Some(Placed { at: start, charge: decode_charge((now, now + ttft), sized, node) });
         }
         if let Some(fetch) = fetch
             && let Some(from) = self.nodes.get(&fetch.from)
         {
-            self.predictor.transfers.begin(&fetch.from, fetch.bytes);
-            charge.fetch = Some(((fetch.from.clone(), from.info().generation), fetch.bytes));
+            let from = (fetch.from.clone(), from.info().generation);
+            charge.fetch = Some(FetchCharge { from, bytes: fetch.bytes });
         }
         let prompt = queued_prompt(now, request, chosen);
         charge.prefill = self.charge_prefill(now, &chosen.prefill, prompt);
@@ -389,7 +360,7 @@ impl Cluster {
             let tail = QueuedPrompt { tokens: partial.partial_prefill_tokens, terms, ..prompt };
             charge.tail = self.charge_prefill(now, &decode.node, tail);
         }
-        self.charges.insert(key, charge);
+        self.ledger.insert(key, charge, &mut self.nodes);
     }
 }
 

@@ -6,7 +6,7 @@ use baton_types::{DecodeTarget, FetchSource, NodeId, NodeRole, RequestKey, Tbt};
 
 use super::{Cluster, MigrationChoice};
 use crate::ledger::NodeStart;
-use crate::placement::{Placement, PrefixFetch, Refusal};
+use crate::placement::{Placement, PrefixFetch};
 use crate::request::{Assignment, BookEntry, MigrationAssignment};
 
 impl Cluster {
@@ -73,19 +73,6 @@ impl Cluster {
 
     /// Requests that wait in the admission queue.
     pub fn requests_queued(&self) -> usize {
-        self.retryable.len()
-    }
-
-    /// A refused request that may wait does so in the admission queue, if there is a place. Beyond
-    /// that, requests are refused at once.
-    pub(super) fn keep_retryable(&mut self, key: RequestKey, mut refusal: Refusal) -> Refusal {
-        if refusal.hold.is_some() && !self.retryable.contains(&key) {
-            if self.retryable.len() < self.config.max_queued {
-                self.retryable.insert(key);
-            } else {
-                refusal.hold = None;
-            }
-        }
-        refusal
+        self.ledger.queued()
     }
 }

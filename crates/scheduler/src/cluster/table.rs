@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use baton_types::{NodeId, NodeRole};
 
 use super::ClusterNode;
+use crate::ledger::NodeStart;
 
 /// Nodes by name. A name has one node, whatever its role.
 #[derive(Debug, Default)]
@@ -30,6 +31,12 @@ impl NodeTable {
             Some(found) => Some(found),
             None => self.decode.get_mut(node),
         }
+    }
+
+    /// This start of a node, if it has not left or restarted since.
+    pub(super) fn start_mut(&mut self, (node, generation): &NodeStart) -> Option<&mut ClusterNode> {
+        let is_here = |node: &&mut ClusterNode| node.info().generation == *generation && !node.state().is_gone();
+        self.get_mut(node).filter(is_here)
     }
 
     /// In place of the one that had its name, if there was one.

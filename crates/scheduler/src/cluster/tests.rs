@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use baton_types::{Attempt, BlockHash, ErrorKind, KvDtype, KvLayout, NodeProfile, RequestId, Slo, Tbt, TokenId, Ttft};
 
 use proptest::prelude::*;
@@ -314,8 +316,8 @@ fn happen(cluster: &mut Cluster, now: Instant, generations: &mut [u64; 6], hashe
 
 /// The nodes that are charged are those of the decision.
 fn check_charged(cluster: &Cluster, key: RequestKey, placed: &Result<Placement, Refusal>) {
-    let charged = cluster.charges.get(&key).map(|charge| {
-        let decode = charge.decode.as_ref().map(|(start, _)| start.0.clone());
+    let charged = cluster.ledger.charge(key).map(|charge| {
+        let decode = charge.decode.as_ref().map(|placed| placed.at.0.clone());
         (charge.prefill.as_ref().map(|start| start.0.clone()), decode)
     });
     let decided = placed.as_ref().ok().map(|placed| (Some(placed.prefill.clone()), placed.decode.clone()));
@@ -382,7 +384,7 @@ proptest! {
         for n in 0..256 {
             cluster.on_ended(now, key(n));
         }
-        prop_assert_eq!((cluster.placed(), cluster.predictor.transfers.in_flight()), (0, 0));
+        prop_assert_eq!((cluster.placed(), cluster.ledger.in_flight()), (0, 0));
         for node in cluster.nodes() {
             prop_assert!(node.charges.is_zero(), "{:?}", node);
         }
@@ -424,9 +426,9 @@ fn longer_prefix_is_fetched_from_its_holder_and_charged_to_it() {
     let placement = place(&mut cluster, now, &request(1, &hashes)).unwrap();
     let bytes = 9 * cluster.node(&id("p0")).unwrap().info().layout.block_bytes_all_layers() as u64;
     assert_eq!(placement.fetch, Some(PrefixFetch { from: id("d0"), tokens: 144, bytes }), "the last token is computed");
-    assert_eq!(cluster.predictor.transfers.in_flight(), bytes);
+    assert_eq!(cluster.ledger.in_flight(), bytes);
     cluster.on_fetch_done(key(1));
-    assert_eq!(cluster.predictor.transfers.in_flight(), 0);
+    assert_eq!(cluster.ledger.in_flight(), 0);
     cluster.config.fetches = false;
     assert_eq!(
         place(&mut cluster, now, &request(2, &hashes)).unwrap().fetch,
