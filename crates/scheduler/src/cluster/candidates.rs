@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use baton_types::{BlockHash, ErrorKind, NodeId, NodeRole, QueueTerms, Ttft};
+use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, Ttft};
 
 use super::explain::LeftOut;
 use super::place::{RETRY_UNAVAILABLE, refuse};
@@ -15,9 +15,9 @@ use crate::placement::{DecodeCandidate, PlacementRequest, PrefillCandidate, Pref
 #[derive(Debug, Default)]
 pub(super) struct Matches {
     /// By slot; those after the last hold none.
-    blocks: Vec<u32>,
+    pub(super) blocks: Vec<u32>,
     /// Of each KV compatibility class.
-    longest: Vec<Option<(NodeId, u32)>>,
+    pub(super) longest: Vec<Option<(NodeId, u32)>>,
 }
 
 impl Matches {
@@ -70,23 +70,6 @@ impl Cluster {
         if request.bypass_cache { Matches::default() } else { self.matches_of(request.block_hashes) }
     }
 
-    /// Who holds what of a prefix.
-    pub(super) fn matches_of(&self, hashes: &[BlockHash]) -> Matches {
-        let found = self.index.matches(hashes);
-        let found = found.by_slot();
-        let Some(slots) = found.iter().map(|(slot, _)| usize::from(slot.0) + 1).max() else {
-            return Matches::default();
-        };
-        let mut blocks = vec![0; slots];
-        for (slot, held) in found {
-            blocks[usize::from(slot.0)] = *held;
-        }
-        let matches = Matches { blocks, longest: Vec::new() };
-        let named = |(node, blocks): (&ClusterNode, u32)| (node.info().node.clone(), blocks);
-        let longest = |kv_class| self.longest_holder(&matches, kv_class, |_| true).map(named);
-        Matches { longest: (0..self.kv_classes.len()).map(longest).collect(), ..matches }
-    }
-
     /// Nodes of a role that may be taken, ascending by name: those that are ready. If there are
     /// none and no other role stands in for them, those that missed reports.
     fn usable(&self, role: NodeRole, exclude: &[NodeId]) -> Result<Vec<&ClusterNode>, Refusal> {
@@ -132,7 +115,7 @@ impl Cluster {
     /// would attract everything at once.
     fn warm(&self, now: Instant, nodes: &mut Vec<&ClusterNode>, load: impl Fn(&ClusterNode) -> usize) {
         let slow_start = self.config.slow_start;
-        if self.joined.is_none_or(|joined| now.saturating_duration_since(joined) >= slow_start) {
+        if self.nodes.joined().is_none_or(|joined| now.saturating_duration_since(joined) >= slow_start) {
             return;
         }
         let busiest = nodes.iter().map(|node| load(node)).max().unwrap_or(0);
@@ -282,7 +265,7 @@ impl Cluster {
         }
         prefer(&mut nodes, request.beside);
         self.warm(now, &mut nodes, |node| node.charges.sequences());
-        let counts = self.holds_for_prefill();
+        let counts = self.nodes.holds_for_prefill();
         let held = |node: &ClusterNode| if counts(node) { matches.of(node) } else { 0 };
         let mut candidates: Vec<_> =
             nodes.into_iter().map(|node| self.decode_candidate(sized, node, held(node))).collect();

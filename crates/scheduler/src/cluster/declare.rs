@@ -32,7 +32,7 @@ impl Cluster {
             charge.decode = decode.map(|charge| Placed { at: start.clone(), charge });
         }
         if let Some(DeclaredPrefill { node, terms, tokens }) = &declared.prefill
-            && self.is_here(node)
+            && self.nodes.is_here(node)
         {
             let terms = *terms;
             let tokens = (*tokens).max(1);
@@ -46,7 +46,7 @@ impl Cluster {
         let prompt_tokens = declared.prompt_tokens;
         let max_tokens = declared.max_tokens;
         let output_tokens = self.predictor.output_lengths.expected_left(0, max_tokens);
-        let node = self.nodes.get(&start.0).filter(|_| self.is_here(start))?;
+        let node = self.nodes.get(&start.0).filter(|_| self.nodes.is_here(start))?;
         let Needs { blocks, kv_tokens } = Needs::of((prompt_tokens, max_tokens), output_tokens, node);
         let ago = |time: Duration| now.checked_sub(time).unwrap_or(now);
         let placed = ago(declared.placed_ago);

@@ -30,8 +30,7 @@ use baton_types::{Generation, KvEvent, Load, NodeId, NodeInfo, NodeRole, Request
 use crate::ledger::NodeStart;
 
 use books::{Ledger, Ttfts};
-use holders::HolderPauses;
-use predictor::{Introduced, Predictor};
+use predictor::Predictor;
 use table::NodeTable;
 
 pub use at_decode::PromptAtDecode;
@@ -48,32 +47,23 @@ pub struct Cluster {
     config: ClusterConfig,
     policies: Policies,
     nodes: NodeTable,
-    index: Arc<PrefixIndex>,
     predictor: Predictor,
     ticked: Option<Instant>,
-    /// When the last node joined.
-    joined: Option<Instant>,
-    /// Names of the KV compatibility classes; a node knows the number of its own.
-    kv_classes: Vec<String>,
-    pauses: HolderPauses,
     ledger: Ledger,
 }
 
 /// Shortest time between two looks at who reports.
 const TICK: Duration = Duration::from_millis(100);
+
 impl Cluster {
     /// A cluster without nodes.
     pub fn new(config: ClusterConfig, policies: Policies) -> Self {
         Self {
             config,
             policies,
-            nodes: NodeTable::default(),
-            index: Arc::new(PrefixIndex::new(config.max_index_entries_per_node)),
+            nodes: NodeTable::new(config.max_index_entries_per_node),
             predictor: Predictor::new(config.admission_quantile, config.bandwidth),
             ticked: None,
-            joined: None,
-            kv_classes: Vec::new(),
-            pauses: holders::no_pauses(),
             ledger: Ledger::default(),
         }
     }
@@ -96,8 +86,8 @@ impl Cluster {
     }
 
     /// Whether this start of a node is here.
-    pub fn is_here(&self, (node, generation): &NodeStart) -> bool {
-        self.nodes.get(node).is_some_and(|node| node.info().generation == *generation && !node.state().is_gone())
+    pub fn is_here(&self, start: &NodeStart) -> bool {
+        self.nodes.is_here(start)
     }
 
     /// Nothing is placed here any more: what was charged, or waits, is in the books of another.
@@ -109,7 +99,7 @@ impl Cluster {
     /// Who holds which blocks. Events may be applied to it, and chains looked up, while this
     /// cluster is in use elsewhere.
     pub fn index(&self) -> Arc<PrefixIndex> {
-        Arc::clone(&self.index)
+        Arc::clone(&self.nodes.index)
     }
 
     /// Name of the policy that takes in.
@@ -154,13 +144,10 @@ impl Cluster {
             Some(known) if known >= info.generation => return,
             // Its end may be told later, or not at all: what was on its way to it will not come.
             Some(earlier) => self.leave(now, &info.node, earlier, NodeState::Lost),
-            None => self.index.remove_node(&info.node),
+            None => self.nodes.index.remove_node(&info.node),
         }
-        let slot = self.index.add_node(&info.node, info.generation);
-        let Introduced { class, speed } = self.predictor.introduce(&info);
-        self.joined = self.joined.max(Some(now));
-        let kv_class = self.kv_class(&info.kv_class);
-        self.nodes.insert(ClusterNode::new(now, info, (class, kv_class), speed, slot));
+        let introduced = self.predictor.introduce(&info);
+        self.nodes.enter(now, info, introduced);
     }
 
     /// A node is lost. What it had cached and was charged is forgotten; the requests on it are
@@ -180,18 +167,9 @@ impl Cluster {
     }
 
     fn leave(&mut self, now: Instant, node: &NodeId, generation: Generation, state: NodeState) {
-        let Some(left) = self.nodes.get_mut(node).filter(|left| left.info().generation == generation) else { return };
-        left.on_left(now, state);
-        self.index.remove_node(node);
-        self.predictor.transfers.forget(node);
-        self.pauses.retain(|(holder, reader)| holder != node && reader != node);
-        self.ledger.forget_start(&(node.clone(), generation));
-        let gone = self.nodes.values().filter(|node| node.state().is_gone());
-        let mut by_age: Vec<_> = gone.map(|node| (node.reported(), node.info().node.clone())).collect();
-        by_age.sort();
-        let surplus = by_age.len().saturating_sub(self.config.max_lost_nodes);
-        for (_, node) in by_age.into_iter().take(surplus) {
-            self.nodes.remove(&node);
+        if self.nodes.leave(now, node, generation, state, self.config.max_lost_nodes) {
+            self.predictor.transfers.forget(node);
+            self.ledger.forget_start(&(node.clone(), generation));
         }
     }
 
@@ -239,15 +217,7 @@ impl Cluster {
         }
         self.ticked = Some(now);
         self.predictor.forget_old(now);
-        for node in self.nodes.values_mut() {
-            let silent = now.saturating_duration_since(node.reported());
-            if silent > self.config.suspect_after {
-                node.on_suspect();
-            }
-            if silent > self.config.index_ttl && !std::mem::replace(&mut node.is_expired, true) {
-                node.slot = self.index.expire(&node.info().node);
-            }
-        }
+        self.nodes.on_tick(now, self.config.suspect_after, self.config.index_ttl);
     }
 
     /// Changes of a node's prefix cache, or (`snapshot`) all of it, as in
@@ -260,7 +230,7 @@ impl Cluster {
         snapshot: bool,
         events: &[KvEvent],
     ) -> Applied {
-        self.index.on_events(node, generation, sequence, snapshot, events)
+        self.nodes.index.on_events(node, generation, sequence, snapshot, events)
     }
 
     /// A node's step took `seconds`: rows and attended tokens as in [`crate::StepPlan::rows`] and
