@@ -107,6 +107,20 @@ impl DecodeForecast {
     }
 }
 
+/// Now, and a later time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Between {
+    pub now: Instant,
+    pub then: Instant,
+}
+
+/// Steps of a node without a newcomer, and with it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Steps {
+    pub without: Duration,
+    pub with: Duration,
+}
+
 /// The sum of what a node was charged.
 #[derive(Debug, Default)]
 pub(crate) struct NodeCharges {
@@ -229,11 +243,13 @@ impl NodeCharges {
     /// and steps of `with` do not.
     pub(crate) fn broken_sequences(
         &self,
-        (now, then): (Instant, Instant),
-        (without, with): (Duration, Duration),
+        between: Between,
+        steps: Steps,
         step: Duration,
         lengths: &OutputLength,
     ) -> usize {
+        let Between { now, then } = between;
+        let Steps { without, with } = steps;
         let breaks = |charge: &&DecodeCharge| charge.tbt.is_some_and(|limit| without <= limit && limit < with);
         let goes_on = |charge: &&DecodeCharge| charge.survival(now, then, step, lengths) >= 0.5;
         self.decoding.values().filter(breaks).filter(goes_on).count()
@@ -299,8 +315,9 @@ mod tests {
         let left = |seconds: u32| charges.next_end(start + seconds * SECOND, SECOND, &lengths).unwrap().as_secs();
         assert_eq!((left(0), left(4), left(60)), (10, 6, 1), "ten tokens at most, and one more if they are over");
         let broken = |then: u32, without: u32, with: u32| {
-            let steps = (SECOND / without, SECOND / with);
-            charges.broken_sequences((start, start + then * SECOND), steps, SECOND / 10, &lengths)
+            let between = Between { now: start, then: start + then * SECOND };
+            let steps = Steps { without: SECOND / without, with: SECOND / with };
+            charges.broken_sequences(between, steps, SECOND / 10, &lengths)
         };
         assert_eq!((broken(21, 20, 11), broken(21, 20, 9), broken(21, 9, 8)), (0, 1, 0), "two are over by then");
         assert_eq!(broken(5, 20, 9), 1, "two have not begun");

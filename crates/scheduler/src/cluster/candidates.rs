@@ -49,13 +49,13 @@ impl SizedRequest<'_> {
     /// What it takes of this decode node. As the node counts: the last token's KV is never
     /// computed.
     pub(super) fn needs(&self, node: &ClusterNode) -> Needs {
-        Needs::of((self.request.prompt_tokens, self.request.max_tokens), self.output_tokens, node)
+        Needs::of(self.request.prompt_tokens, self.request.max_tokens, self.output_tokens, node)
     }
 }
 
 impl Needs {
     /// Of a sequence with this prompt, at most so many tokens of answer, and so many expected.
-    pub(super) fn of((prompt, max_tokens): (u32, u32), output_tokens: f64, node: &ClusterNode) -> Self {
+    pub(super) fn of(prompt: u32, max_tokens: u32, output_tokens: f64, node: &ClusterNode) -> Self {
         let info = node.info();
         let total = prompt.saturating_add(max_tokens).min(info.context_length);
         let blocks = info.layout.blocks_for((total.saturating_sub(1)) as usize);

@@ -174,6 +174,19 @@ fn counts(verdicts: impl Iterator<Item = (Verdict, usize)>) -> Vec<(Verdict, usi
     counts
 }
 
+/// The candidates of a request, and which of them were chosen.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Compared<'a> {
+    pub sized: SizedRequest<'a>,
+    pub matches: &'a Matches,
+    pub prefill: &'a [PrefillCandidate<'a>],
+    pub decode: &'a [DecodeCandidate<'a>],
+    /// Index of the prefill candidate.
+    pub chosen_prefill: Option<usize>,
+    /// Index of the decode candidate.
+    pub chosen_decode: Option<usize>,
+}
+
 impl Cluster {
     /// What [`Cluster::place`] would decide now, with the same `rng`, and why. Nothing is charged,
     /// and no policy learns of it.
@@ -217,12 +230,11 @@ impl Cluster {
     pub(super) fn rows(
         &self,
         now: Instant,
-        (sized, matches): (SizedRequest<'_>, &Matches),
-        (prefill, decode): (&[PrefillCandidate<'_>], &[DecodeCandidate<'_>]),
-        (chosen_prefill, chosen_decode): (Option<usize>, Option<usize>),
+        compared: Compared<'_>,
         policy: &dyn PlacementPolicy,
         keep: RowLimit,
     ) -> Rows {
+        let Compared { sized, matches, prefill, decode, chosen_prefill, chosen_decode } = compared;
         let target = chosen_decode.map(|index| &decode[index]);
         let prefill_row = |index: usize, candidate: &PrefillCandidate<'_>| PrefillExplanation {
             node: candidate.node.clone(),

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, Slo, Tbt, Ttft};
 
 use super::candidates::{Matches, Needs, SizedRequest};
-use super::explain::{Explanation, RowLimit, Rows};
+use super::explain::{Compared, Explanation, RowLimit, Rows};
 use super::partial_prefill::PartialPrefill;
 use super::{Cluster, ClusterNode, PromptsAtDecode};
 use crate::admission::{AdmissionPolicy, Assessment, Excess, Relief};
 use crate::backlog::QueuedPrompt;
 use crate::cost::duration;
-use crate::ledger::{Charge, DecodeCharge, DecodeForecast, FetchCharge, NodeStart, Placed};
+use crate::ledger::{Between, Charge, DecodeCharge, DecodeForecast, FetchCharge, NodeStart, Placed};
 use crate::placement::{
     DecodeCandidate, Placement, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Refusal,
     estimated_ttft,
@@ -169,7 +169,7 @@ impl Cluster {
         };
         let chosen = match (&prefill, &decode) {
             (Ok(prefill), Ok(decode)) => {
-                let pair = self.choose(now, sized, (prefill, decode), policy, rng);
+                let pair = self.choose(now, sized, prefill, decode, policy, rng);
                 Ok(self.or_at_decode(now, sized, matches, decode, pair))
             }
             (Err(refusal), Ok(decode)) if alone => {
@@ -183,9 +183,16 @@ impl Cluster {
             (_, Err(refusal)) => Err(self.with_queue_time(refusal.clone(), request.slo_left())),
         };
         let rows = keep.map(|keep| {
-            let candidates = (prefill.as_deref().unwrap_or_default(), decode.as_deref().unwrap_or_default());
-            let chosen = chosen.as_ref().ok().map(|chosen| (chosen.prefill_index, chosen.decode_index));
-            self.rows(now, (sized, matches), candidates, chosen.unwrap_or_default(), policy, keep)
+            let chosen = chosen.as_ref().ok();
+            let compared = Compared {
+                sized,
+                matches,
+                prefill: prefill.as_deref().unwrap_or_default(),
+                decode: decode.as_deref().unwrap_or_default(),
+                chosen_prefill: chosen.and_then(|chosen| chosen.prefill_index),
+                chosen_decode: chosen.and_then(|chosen| chosen.decode_index),
+            };
+            self.rows(now, compared, policy, keep)
         });
         (chosen, rows)
     }
@@ -219,7 +226,8 @@ impl Cluster {
         &self,
         now: Instant,
         sized: SizedRequest<'_>,
-        (prefill, decode): (&[PrefillCandidate<'_>], &[DecodeCandidate<'_>]),
+        prefill: &[PrefillCandidate<'_>],
+        decode: &[DecodeCandidate<'_>],
         policy: &dyn PlacementPolicy,
         rng: &mut dyn FnMut() -> u64,
     ) -> Chosen {
@@ -276,7 +284,7 @@ impl Cluster {
         let request = sized.request;
         let ttft = chosen.ttft;
         let node = chosen.decode.as_ref().and_then(|decode| self.nodes.get(&decode.node));
-        let newcomer = node.map(|node| DecodeForecast::of(&decode_charge((now, now), sized, node)));
+        let newcomer = node.map(|node| DecodeForecast::of(&decode_charge(now, now, sized, node)));
         let then = now + ttft;
         let answer_factor = self.config.answer_factor;
         let decode_now = node.map(|node| node.charges.decoding_now());
@@ -311,7 +319,7 @@ impl Cluster {
             broken: chosen.broken,
             broken_sequences: node
                 .zip(newcomer)
-                .map_or(0, |(node, newcomer)| self.predictor.broken_sequences((now, then), node, newcomer)),
+                .map_or(0, |(node, newcomer)| self.predictor.broken_sequences(Between { now, then }, node, newcomer)),
             relief,
             decode_now: with(decode_now),
             decode_then: with(decode_then),
@@ -345,7 +353,7 @@ impl Cluster {
             Charge { prefill: None, tail: None, fetch: None, decode: None, placed: now, ttft, prefilled: false };
         if let Some(node) = self.takes_room(chosen) {
             let start = (node.info().node.clone(), node.info().generation);
-            charge.decode = Some(Placed { at: start, charge: decode_charge((now, now + ttft), sized, node) });
+            charge.decode = Some(Placed { at: start, charge: decode_charge(now, now + ttft, sized, node) });
         }
         if let Some(fetch) = fetch
             && let Some(from) = self.nodes.get(&fetch.from)
@@ -374,7 +382,7 @@ impl Cluster {
     }
 }
 
-fn decode_charge((now, begins): (Instant, Instant), sized: SizedRequest<'_>, node: &ClusterNode) -> DecodeCharge {
+fn decode_charge(now: Instant, begins: Instant, sized: SizedRequest<'_>, node: &ClusterNode) -> DecodeCharge {
     let Needs { blocks, kv_tokens } = sized.needs(node);
     let prompt_tokens = sized.request.prompt_tokens;
     let max_tokens = sized.request.max_tokens;

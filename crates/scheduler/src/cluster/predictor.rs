@@ -10,7 +10,7 @@ use crate::admission::DecodeLoad;
 use crate::backlog::ChunkSeconds;
 use crate::config::MIN_CHUNK_PART;
 use crate::cost::{ClassCost, OutputLength, Residuals, SpeedFactor, TransferCost, duration};
-use crate::ledger::DecodeForecast;
+use crate::ledger::{Between, DecodeForecast, Steps};
 use crate::placement::PlacementRequest;
 
 /// Answers are about so long until some have ended.
@@ -208,16 +208,11 @@ impl Predictor {
 
     /// Sequences that would miss their time between tokens for the newcomer's sake, as it will be
     /// at the later of two times.
-    pub(super) fn broken_sequences(
-        &self,
-        (now, then): (Instant, Instant),
-        node: &ClusterNode,
-        newcomer: DecodeForecast,
-    ) -> usize {
-        let others = self.expected_at(now, then, node);
+    pub(super) fn broken_sequences(&self, between: Between, node: &ClusterNode, newcomer: DecodeForecast) -> usize {
+        let others = self.expected_at(between.now, between.then, node);
         let step = |newcomer| self.decode_load(node, others, newcomer).tbt_high;
-        let steps = (step(DecodeForecast::default()), step(newcomer));
-        node.charges.broken_sequences((now, then), steps, self.step_as_charged(node), &self.output_lengths)
+        let steps = Steps { without: step(DecodeForecast::default()), with: step(newcomer) };
+        node.charges.broken_sequences(between, steps, self.step_as_charged(node), &self.output_lengths)
     }
 
     /// Expected sequences of a node at a later time, each answer going on with the probability that

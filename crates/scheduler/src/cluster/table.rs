@@ -57,11 +57,10 @@ impl NodeTable {
 
     /// A node joins, in place of the one that had its name, if there was one.
     pub(super) fn enter(&mut self, now: Instant, info: NodeInfo, introduced: Introduced) {
-        let Introduced { class, speed } = introduced;
         let slot = self.index.add_node(&info.node, info.generation);
         self.joined = self.joined.max(Some(now));
         let kv_class = self.kv_class(&info.kv_class);
-        self.insert(ClusterNode::new(now, info, (class, kv_class), speed, slot));
+        self.insert(ClusterNode::new(now, info, introduced, kv_class, slot));
     }
 
     /// A start of a node leaves. What it had cached is forgotten, and of those that left all but
