@@ -181,11 +181,6 @@ baton_runtime::settings! {
         partial_prefill: bool = ClusterConfig::default().takes_partial_prefills, "BOOL";
         /// Let prefill nodes fetch prefixes of other nodes, if that is faster than computing them.
         fetch_prefixes: bool = ClusterConfig::default().fetches, "BOOL";
-        /// Replicate a hot prefix ahead of prompts to at most this many prefill nodes. With 0 or 1,
-        /// nodes fetch it only if a prompt needs it.
-        replicate_prefixes: usize = ClusterConfig::default().replicas, "N";
-        /// Look for prefixes to replicate at this interval, in seconds.
-        replicate_interval_s: f64 = 5.0, "SECONDS";
         /// Fail health checks but accept requests this long before a drain begins, in seconds. Load
         /// balancers learn of the drain in this time.
         not_ready_s: f64 = 0.0, "SECONDS";

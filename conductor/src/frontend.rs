@@ -78,8 +78,6 @@ pub struct FrontendLimits {
     pub max_time: Duration,
     /// Those of each.
     pub request: RequestLimits,
-    /// How often hot prefixes to replicate are looked for.
-    pub replicate_every: Duration,
 }
 
 /// How nodes keep KV. Only nodes that do it alike can serve together.
@@ -391,7 +389,7 @@ impl Frontend {
         let id = new_request_id();
         let job = self.job(id, checked)?;
         let key = RequestKey { request: id, attempt: Attempt(0) };
-        let wanted = job.placement_request(key, 0, (&[], &[]), Duration::ZERO);
+        let wanted = job.placement_request(key, 0, &[], Duration::ZERO);
         let answer = match self.ask_why(&wanted) {
             PendingAnswer::Ready(answer) => Some(answer),
             PendingAnswer::Later(later) => later.await.ok(),

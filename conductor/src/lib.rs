@@ -37,7 +37,6 @@ mod ports;
 mod prediction_errors;
 mod prompt;
 mod relay;
-mod replicate;
 mod run_time_settings;
 mod server;
 #[cfg(test)]

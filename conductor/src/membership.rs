@@ -235,9 +235,6 @@ impl Frontend {
     }
 
     fn on_prefill(&self, now: Instant, info: &NodeInfo, key: RequestKey, event: PrefillEvent) {
-        if let PrefillEvent::Replicated(report) = &event {
-            return self.on_replicated(key, report);
-        }
         self.live.deliver(&info.node, key, now, RequestEvent::Prefill(event));
     }
 

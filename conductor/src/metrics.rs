@@ -39,8 +39,6 @@ const PREDICTED_SECONDS: &str = "baton_conductor_estimate_predicted_seconds";
 const MEASURED_SECONDS: &str = "baton_conductor_estimate_measured_seconds";
 const PREDICTED_TOKENS: &str = "baton_conductor_estimate_predicted_tokens";
 const MEASURED_TOKENS: &str = "baton_conductor_estimate_measured_tokens";
-const REPLICATIONS: &str = "baton_conductor_prefix_replications_total";
-const REPLICATED_BYTES: &str = "baton_conductor_prefix_replicated_bytes_total";
 const NODES: &str = "baton_conductor_nodes_ready";
 const NODES_LOST: &str = "baton_conductor_nodes_lost_total";
 
@@ -183,13 +181,6 @@ pub const METRICS: &[MetricDoc] = &[
         &["estimate"],
         "Measured output tokens of finished requests.",
     ),
-    doc(
-        REPLICATIONS,
-        MetricKind::Counter,
-        &["outcome"],
-        "Replications of hot prefixes to prefill nodes: ordered, and of those done, failed.",
-    ),
-    doc(REPLICATED_BYTES, MetricKind::Counter, &[], "Bytes of KV fetched by replication."),
     doc(NODES, MetricKind::Gauge, &["role"], "Nodes that accept requests."),
     doc(NODES_LOST, MetricKind::Counter, &["role"], "Node sessions that ended, without those of drained nodes."),
 ];
@@ -225,10 +216,6 @@ pub struct Metrics {
     prompt_tokens: Counter,
     generation_tokens: Counter,
     cached_tokens: Counter,
-    replications_ordered: Counter,
-    replications_done: Counter,
-    replications_failed: Counter,
-    replicated_bytes: Counter,
     prefill_nodes: Gauge,
     decode_nodes: Gauge,
     estimates: [EstimateMetrics; Estimate::ALL.len()],
@@ -291,10 +278,6 @@ impl Default for Metrics {
             prompt_tokens: counter!(PROMPT_TOKENS),
             generation_tokens: counter!(GENERATION_TOKENS),
             cached_tokens: counter!(CACHED_TOKENS),
-            replications_ordered: counter!(REPLICATIONS, "outcome" => "ordered"),
-            replications_done: counter!(REPLICATIONS, "outcome" => "done"),
-            replications_failed: counter!(REPLICATIONS, "outcome" => "failed"),
-            replicated_bytes: counter!(REPLICATED_BYTES),
             prefill_nodes: gauge!(NODES, "role" => "prefill"),
             decode_nodes: gauge!(NODES, "role" => "decode"),
             estimates: Estimate::ALL.map(EstimateMetrics::new),
@@ -391,22 +374,6 @@ impl Metrics {
     /// A node's session ended.
     pub fn on_node_lost(&self, role: NodeRole) {
         counter!(NODES_LOST, "role" => role.as_str()).increment(1);
-    }
-
-    /// A copy of a prefix was ordered.
-    pub fn on_replication_ordered(&self) {
-        self.replications_ordered.increment(1);
-    }
-
-    /// One came, with so many bytes, or failed.
-    pub fn on_replication_done(&self, bytes: Option<u64>) {
-        match bytes {
-            Some(bytes) => {
-                self.replications_done.increment(1);
-                self.replicated_bytes.increment(bytes);
-            }
-            None => self.replications_failed.increment(1),
-        }
     }
 
     /// Brings the gauges up to date before a scrape.

@@ -341,8 +341,6 @@ mod tests {
                 num_blocks: 100,
             },
             profile: NodeProfile::default(),
-            replicates_prefixes: true,
-            takes_partial_prefills: true,
             vocabulary: String::new(),
         }
     }

@@ -13,12 +13,12 @@ use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, PlacementKind, Poli
 use baton_types::{ErrorKind, NodeId, Slo, Tbt, Ttft};
 use tokio::sync::watch;
 
-use crate::config::{LONGEST_WAIT, STALL_TIMEOUTS, Settings, parsed, positive_seconds};
+use crate::config::{STALL_TIMEOUTS, Settings, parsed, positive_seconds};
 use crate::error::GenerateError;
 use crate::frontend::{Frontend, FrontendLimits};
 
 /// Settings that may change at run time. The others say what a process is, and take a restart.
-pub const AT_RUN_TIME: [&str; 16] = [
+pub const AT_RUN_TIME: [&str; 14] = [
     "admission",
     "fetch_prefixes",
     "log",
@@ -31,15 +31,11 @@ pub const AT_RUN_TIME: [&str; 16] = [
     "placement",
     "prompts_at_decode",
     "queue_timeout_s",
-    "replicate_interval_s",
-    "replicate_prefixes",
     "tbt_slo_ms",
     "ttft_slo_ms",
 ];
 /// Longest value, bytes.
 const MAX_VALUE_BYTES: usize = 1024;
-/// To look for prefixes to replicate takes a look at every counted one.
-const SHORTEST_REPLICATION: Duration = Duration::from_millis(100);
 /// One of so many of the requests served at once may wait in the admission queue.
 const QUEUED_SHARE: usize = 32;
 /// How long a change may take to be in force where it was made: it was checked before.
@@ -71,7 +67,6 @@ impl Rules {
             let problem = format!("{max_overtaken:?}, but must be at most half of queue_timeout_s, {queue_timeout:?}");
             return Err(BadSetting::invalid("max_overtaken_s", problem));
         }
-        let replicates = SHORTEST_REPLICATION.as_secs_f64()..=LONGEST_WAIT.as_secs_f64();
         let limits = FrontendLimits {
             max_requests: settings.max_requests,
             default_slo: Slo {
@@ -80,11 +75,9 @@ impl Rules {
             },
             max_time: positive_seconds("max_request_s", settings.max_request_s)?,
             request: RequestLimits { stall_timeout, max_attempts: settings.max_attempts },
-            replicate_every: settings::seconds("replicate_interval_s", settings.replicate_interval_s, replicates)?,
         };
         let cluster = ClusterConfig {
             fetches: settings.fetch_prefixes,
-            replicas: settings.replicate_prefixes,
             max_wait: settings.max_wait_ms.of("max_wait_ms")?,
             max_overtaken,
             queue_timeout,

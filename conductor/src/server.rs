@@ -80,7 +80,6 @@ impl Server {
         ports.serve(&frontend, &telemetry, &frontend.tasks)?;
         leader::start(&frontend, settings, etcd, addresses.nodes.unwrap_or(addresses.grpc))?;
         start_upkeep(Arc::clone(&frontend), telemetry);
-        start_replication(Arc::clone(&frontend));
         start_settings(Arc::clone(&frontend));
         Ok(Self { frontend, addresses, drain })
     }
@@ -210,22 +209,6 @@ fn start_upkeep(frontend: Arc<Frontend>, telemetry: Telemetry) {
         if now - last_upkeep > Telemetry::UPKEEP_INTERVAL {
             telemetry.upkeep();
             last_upkeep = now;
-        }
-    });
-}
-
-/// Looks for hot prefixes that more nodes should hold.
-fn start_replication(frontend: Arc<Frontend>) {
-    let tasks = frontend.tasks.clone();
-    tasks.spawn("replication", async move {
-        let mut settings = frontend.settings.in_force();
-        loop {
-            tokio::select! {
-                () = frontend.clock.sleep(frontend.limits().replicate_every) => frontend.replicate(),
-                // The time between may be another one.
-                Ok(()) = settings.changed() => {}
-                () = frontend.tasks.cancelled() => return Ok::<(), anyhow::Error>(()),
-            }
         }
     });
 }

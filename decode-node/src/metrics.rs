@@ -157,7 +157,7 @@ impl Metrics {
             }
             PrefillEvent::Failed(_) | PrefillEvent::DecodeFailed(_) => self.prompts_failed.increment(1),
             PrefillEvent::Started { .. } | PrefillEvent::Fetched(_) | PrefillEvent::HandedOff(_) => {}
-            PrefillEvent::Replicated(_) | PrefillEvent::GrantRefused(_) | PrefillEvent::Progress { .. } => {}
+            PrefillEvent::GrantRefused(_) | PrefillEvent::Progress { .. } => {}
         }
     }
 

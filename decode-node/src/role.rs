@@ -198,7 +198,8 @@ impl DecodeRole {
                 let reader = info.node.clone();
                 let reader_generation = info.generation;
                 let lease = LeaseRequest { key, reader, reader_generation, block_hashes };
-                let fetching = start_fetch(&mut self.parts, &self.peers, source, lease, destinations);
+                let parts = &mut self.parts;
+                let fetching = start_fetch(parts, &self.peers, source, lease, destinations);
                 self.fetches.insert(key, fetching);
             }
             DecodeEffect::CancelFetch { key } => {
@@ -359,9 +360,8 @@ impl Role for DecodeRole {
             Input::NodeLost(lost) => self.core.on_node_lost(now, &lost),
             Input::Role(input) => self.on_role(now, input),
             Input::Prefill(job) => self.core.on_submit(now, job),
-            // Replications are sent only to nodes that say that they do them, reselections only to
-            // nodes that were refused.
-            Input::ReplicatePrefix(_) | Input::Reselect(_) => {}
+            // It is sent only to nodes that were refused.
+            Input::Reselect(_) => {}
             // The loop answers these.
             Input::SessionOpened(_) | Input::KvSnapshot(_) | Input::CheckIntegrity(_) => {}
         }

@@ -15,8 +15,6 @@ const FETCHES: &str = "baton_prefill_prefix_fetches_total";
 const LATE: &str = "baton_prefill_prefixes_late_total";
 const FETCHED: &str = "baton_prefill_prefix_fetched_bytes_total";
 const FETCH: &str = "baton_prefill_prefix_fetch_seconds";
-const REPLICATIONS: &str = "baton_prefill_prefix_replications_total";
-const REPLICATED: &str = "baton_prefill_prefix_replicated_bytes_total";
 const ENDED: &str = "baton_prefill_requests_total";
 
 const ABORTS: &str = "baton_prefill_aborts_total";
@@ -78,18 +76,6 @@ pub const METRICS: &[MetricDoc] = &[
         help: "Seconds from asking a prefix's holder to the last byte.",
     },
     MetricDoc {
-        name: REPLICATIONS,
-        kind: MetricKind::Counter,
-        labels: &["outcome"],
-        help: "Replications of prefixes to this node: fetched, failed (including those given up for requests).",
-    },
-    MetricDoc {
-        name: REPLICATED,
-        kind: MetricKind::Counter,
-        labels: &[],
-        help: "Bytes of KV fetched from other nodes by replication.",
-    },
-    MetricDoc {
         name: ENDED,
         kind: MetricKind::Counter,
         labels: &["outcome"],
@@ -109,9 +95,6 @@ pub struct Metrics {
     pub late: Counter,
     fetched: Counter,
     fetch: Histogram,
-    copied: Counter,
-    not_replicated: Counter,
-    replicated_bytes: Counter,
     handed_off: Counter,
     finished: Counter,
     failed: Counter,
@@ -130,9 +113,6 @@ impl Default for Metrics {
             late: counter!(LATE),
             fetched: counter!(FETCHED),
             fetch: histogram!(FETCH),
-            copied: counter!(REPLICATIONS, "outcome" => "fetched"),
-            not_replicated: counter!(REPLICATIONS, "outcome" => "failed"),
-            replicated_bytes: counter!(REPLICATED),
             handed_off: counter!(ENDED, "outcome" => "handed_off"),
             finished: counter!(ENDED, "outcome" => "finished"),
             failed: counter!(ENDED, "outcome" => "failed"),
@@ -153,11 +133,6 @@ impl Metrics {
         match event {
             PrefillEvent::Started { queue, .. } => self.queue.record(*queue),
             PrefillEvent::Fetched(report) => self.on_fetched(report),
-            PrefillEvent::Replicated(report) if report.failure.is_some() => self.not_replicated.increment(1),
-            PrefillEvent::Replicated(report) => {
-                self.copied.increment(1);
-                self.replicated_bytes.increment(report.bytes);
-            }
             PrefillEvent::FirstToken { finish, compute, .. } => {
                 self.compute.record(*compute);
                 if finish.is_some() {

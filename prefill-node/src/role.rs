@@ -194,7 +194,7 @@ impl PrefillRole {
                     cancel.cancel();
                 }
             }
-            PrefillEffect::Fetch { source, lease, destinations, .. } => {
+            PrefillEffect::Fetch { source, lease, destinations } => {
                 let key = lease.key;
                 let fetching = start_fetch(&mut self.parts, &self.peers, source, lease, destinations);
                 self.fetches.insert(key, fetching);
@@ -398,7 +398,6 @@ impl Role for PrefillRole {
             Input::Undrain => self.core.on_undrain(now),
             Input::ClearCache => self.core.clear_cache(),
             Input::NodeLost(lost) => self.core.on_node_lost(now, &lost),
-            Input::ReplicatePrefix(order) => self.core.on_replicate(now, order),
             Input::Reselect(reselect) => self.core.on_reselect(reselect),
             Input::Role(input) => self.on_role(now, input),
             Input::Lease(request, answer) => {
@@ -429,7 +428,7 @@ impl Role for PrefillRole {
     }
 
     fn load(&self, now: Instant) -> Load {
-        Load { blocks_cold: self.core.cold_blocks(now), ..self.core.load(now) }
+        self.core.load(now)
     }
 
     fn drain_kv_events(&mut self, max: usize) -> Option<KvEventBatch> {

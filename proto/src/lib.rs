@@ -19,12 +19,9 @@ pub use convert::{
 };
 pub use status::{RETRY_AFTER_METADATA, http_status, kind_of_status, reason_of_status, status};
 
-/// Version of everything that processes of a cluster say to each other. Peers of this version and
-/// the one before serve together.
+/// Version of everything that processes of a cluster say to each other. A second one serves
+/// together with this one.
 pub const PROTOCOL_VERSION: u32 = 1;
-
-/// Oldest version that is understood.
-pub const OLDEST_PROTOCOL_VERSION: u32 = 1;
 
 /// Largest message taken, bytes: a prompt of a million tokens with room to spare.
 pub const MAX_MESSAGE_BYTES: usize = 32 << 20;
@@ -39,10 +36,9 @@ pub fn url(address: &str) -> String {
 
 /// Whether a peer of protocol version `theirs` can be served.
 pub fn check_protocol_version(theirs: u32) -> Result<(), InvalidMessage> {
-    if (OLDEST_PROTOCOL_VERSION..=PROTOCOL_VERSION).contains(&theirs) {
+    if theirs == PROTOCOL_VERSION {
         return Ok(());
     }
-    let found =
-        format!("protocol version {theirs}, but this process speaks {OLDEST_PROTOCOL_VERSION} to {PROTOCOL_VERSION}");
+    let found = format!("protocol version {theirs}, but this process speaks {PROTOCOL_VERSION}");
     Err(InvalidMessage { field: "protocol_version", found })
 }

@@ -46,8 +46,8 @@ pub fn kind_of_status(status: &Status) -> ErrorKind {
     }
 }
 
-/// What a status says, and what caused it: gRPC's own messages (`tcp connect error`) keep the reason
-/// in their sources.
+/// What a status says, and what caused it: gRPC's own messages (`tcp connect error`) keep the
+/// reason in their sources.
 pub fn reason_of_status(status: &Status) -> String {
     let mut reason = status.message().to_owned();
     let mut source = std::error::Error::source(status);

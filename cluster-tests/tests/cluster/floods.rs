@@ -58,7 +58,7 @@ fn lease(node: &v1::NodeInfo, n: u64) -> v1::LeaseRequest {
         reader_generation: node.generation.clone(),
         block_hashes: (0..16 * 1000).map(|byte| (byte as u64 * 31 + n) as u8).collect(),
         layout: node.layout.clone(),
-        kv_class: String::new(),
+        kv_class: node.kv_class.clone(),
     }
 }
 

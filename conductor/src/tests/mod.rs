@@ -108,7 +108,6 @@ stories! {
         refused_grant_reselects_another_decode_node;
     prefixes:
         prefix_is_fetched_from_holder_or_computed_if_the_fetch_fails,
-        hot_prefix_is_replicated_and_overdue_replication_is_aborted,
         gap_in_kv_events_requests_a_new_snapshot;
     leading:
         request_of_a_follower_is_placed_by_the_leader,

@@ -1,6 +1,4 @@
-//! Cached prefixes: fetched, replicated, and counted.
-
-use std::time::Duration;
+//! Cached prefixes: fetched, and counted.
 
 use baton_proto::v1;
 use baton_proto::v1::node_command::Command;
@@ -8,8 +6,7 @@ use baton_proto::v1::node_event::Event;
 use baton_types::{ErrorKind, FetchReport, FinishReason, KvEvent, PrefillEvent, Refused};
 
 use super::client::request;
-use super::world::{World, settings, soon, until};
-use crate::config::Settings;
+use super::world::{World, soon, until};
 
 /// Ten blocks.
 fn prompt() -> String {
@@ -65,39 +62,6 @@ pub async fn prefix_is_fetched_from_holder_or_computed_if_the_fetch_fails() {
         w.node(node).first_token(key, 'a', Some(FinishReason::Length));
         answer.end().await.unwrap();
     }
-    w.ends().await;
-}
-
-pub async fn hot_prefix_is_replicated_and_overdue_replication_is_aborted() {
-    let replicating = Settings { replicate_prefixes: 2, replicate_interval_s: 1.0, ..settings() };
-    let mut w = World::with_settings(replicating, &["p0", "p1", "d0"]).await;
-    holds(&mut w, "p0").await;
-    let copy = |command: &Command| match command {
-        Command::ReplicatePrefix(copy) => Some(copy.clone()),
-        _ => None,
-    };
-    for _ in 0..10 {
-        let mut answer = w.generate(request(&prompt(), 1)).await;
-        let job = w.job().await;
-        w.node(&job.node).started(job.key);
-        w.node(&job.node).first_token(job.key, 'a', Some(FinishReason::Length));
-        answer.end().await.unwrap();
-        w.pass_ms(1000).await;
-    }
-    let ordered = w.node("p1").hears("a replication", copy).await;
-    let source = ordered.source.clone().unwrap();
-    assert_eq!((source.node.as_str(), source.tokens, ordered.block_hashes.len()), ("p0", 160, 160));
-    let key = baton_proto::key(ordered.key.clone()).unwrap();
-    let metrics = |done: &str| format!("baton_conductor_prefix_replications_total{{outcome=\"{done}\"}} 1");
-    w.node("p1").prefill(key, &PrefillEvent::Replicated(failure()));
-    // Another one answers in a minute, or not at all.
-    w.pass(Duration::from_secs(16)).await;
-    let again = w.node("p1").hears("the next replication", copy).await;
-    assert_ne!(again.key, ordered.key);
-    w.pass(Duration::from_secs(61)).await;
-    w.node("p1").hears_abort(baton_proto::key(again.key).unwrap()).await;
-    let (_, told) = w.get("/metrics").await;
-    assert!(told.contains("baton_conductor_prefix_replications_total"), "{}: {told}", metrics("failed"));
     w.ends().await;
 }
 

@@ -168,8 +168,6 @@ impl World {
             kv_class: "test".into(),
             layout,
             profile,
-            replicates_prefixes: true,
-            takes_partial_prefills: true,
             vocabulary: self.frontend.model.grammars.digest().to_owned(),
         }
     }

@@ -80,7 +80,7 @@ pub fn json(nodes: &[v1::NodeStatus]) -> Value {
     Value::Array(pairs(nodes).into_iter().map(entry).collect())
 }
 
-/// Where a node's memory is reached, best way first; empty for a node that does not say.
+/// Where a node's memory is reached, best way first; empty before its first report.
 pub fn addresses(node: &v1::NodeStatus) -> Value {
     let addresses = node.transfer.iter().flat_map(|report| &report.addresses);
     addresses.map(|way| json!({ "transport": way.transport, "address": way.address })).collect()

@@ -49,8 +49,6 @@ fn info(n: u32) -> NodeInfo {
         kv_class: "bench".to_owned(),
         layout,
         profile,
-        replicates_prefixes: true,
-        takes_partial_prefills: true,
         vocabulary: String::new(),
     }
 }
@@ -108,7 +106,6 @@ fn measure(kind: PlacementKind, explained: bool) -> bool {
             exclude: &[],
             beside: &[],
             output_tokens: 0,
-            alike: &[],
             accepted: false,
         };
         let begin = Instant::now();

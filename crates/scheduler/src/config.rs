@@ -41,12 +41,8 @@ pub const LEASE_DEADLINE: Duration = Duration::from_secs(2);
 /// One layer of a prefix takes no longer than this once it is its turn. The request waits for it,
 /// and the engine for a part of this time.
 pub const LAYER_DEADLINE: Duration = Duration::from_secs(2);
-/// What has been unused for so long may make room for a prefix that is asked for more often.
-pub const COLD_AFTER: Duration = Duration::from_secs(60);
 /// Readers of a node's cache at once.
 const MAX_LEASES: usize = 256;
-/// A conductor orders one at a time; there may be two.
-const MAX_COPIES: usize = 2;
 /// A reader gives up before that, so that a lease is not ended under it.
 const LEASE_TTL: Duration = Duration::from_secs(40);
 
@@ -136,10 +132,6 @@ pub struct PrefillConfig {
     pub max_leases: usize,
     /// Longest that a lease lasts.
     pub lease_ttl: Duration,
-    /// Most replications at once.
-    pub max_replications: usize,
-    /// They make room of what has been unused for this long.
-    pub cold_after: Duration,
     /// Most blocks that are being written to the SSD at once; 0 if there is none.
     pub max_stores: usize,
     /// Which cached blocks go first.
@@ -166,8 +158,6 @@ impl PrefillConfig {
             handoff_timeout: Duration::from_secs(15),
             max_leases: MAX_LEASES,
             lease_ttl: LEASE_TTL,
-            max_replications: MAX_COPIES,
-            cold_after: COLD_AFTER,
             max_stores: 0,
             eviction: EvictionKind::default(),
             max_kv_events: 65_536,

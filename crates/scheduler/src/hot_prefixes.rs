@@ -11,12 +11,9 @@
 //! has to be gone through as time passes.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_types::BlockHash;
-
-use crate::cluster::PrefixDemand;
 
 /// Prefixes that are counted.
 const COUNTERS: usize = 4096;
@@ -24,10 +21,6 @@ const COUNTERS: usize = 4096;
 const HALF_LIFE: Duration = Duration::from_secs(300);
 /// Weights are scaled back to 1 after so many half-lives: before they lose digits.
 const MAX_HALF_LIVES: f64 = 64.0;
-/// Requests of less time than this say nothing of a rate.
-const RATE_SPAN: Duration = Duration::from_secs(10);
-/// Nor do fewer requests.
-const RATE_REQUESTS: f64 = 4.0;
 /// A prefix says nothing beside a longer one that has this part of its requests.
 const ABSORBED: f64 = 0.75;
 
@@ -50,7 +43,6 @@ struct Counter {
     blocks: u32,
     /// The next shorter prefix that is counted.
     parent: Option<BlockHash>,
-    since: Instant,
 }
 
 /// See the module's text.
@@ -61,16 +53,10 @@ pub struct HotPrefixes {
     by_weight: BTreeSet<(u64, BlockHash)>,
     /// When a request weighs 1.
     landmark: Instant,
-    /// Of the prefixes that were heaviest when that was last asked: all their blocks, once a
-    /// request has come with them.
-    chains: HashMap<BlockHash, Option<Arc<[BlockHash]>>>,
     most: usize,
 }
 
 impl HotPrefixes {
-    /// So many of the heaviest are looked at when replications are to be ordered.
-    pub const REPLICATED: usize = 64;
-
     /// Nothing counted yet.
     pub fn new(now: Instant) -> Self {
         Self::with_counters(now, COUNTERS)
@@ -79,8 +65,7 @@ impl HotPrefixes {
     fn with_counters(now: Instant, most: usize) -> Self {
         let counters = HashMap::new();
         let by_weight = BTreeSet::new();
-        let chains = HashMap::new();
-        Self { counters, by_weight, landmark: now, chains, most }
+        Self { counters, by_weight, landmark: now, most }
     }
 
     /// A request is placed whose prompt has these blocks.
@@ -89,10 +74,7 @@ impl HotPrefixes {
         let mut parent = None;
         for blocks in lengths(chain.len()) {
             let hash = chain[blocks - 1];
-            self.count(now, hash, weight, blocks as u32, parent);
-            if let Some(kept @ None) = self.chains.get_mut(&hash) {
-                *kept = Some(chain[..blocks].into());
-            }
+            self.count(hash, weight, blocks as u32, parent);
             parent = Some(hash);
         }
     }
@@ -118,7 +100,7 @@ impl HotPrefixes {
         now.saturating_duration_since(self.landmark).as_secs_f64() / HALF_LIFE.as_secs_f64()
     }
 
-    fn count(&mut self, now: Instant, hash: BlockHash, weight: f64, blocks: u32, parent: Option<BlockHash>) {
+    fn count(&mut self, hash: BlockHash, weight: f64, blocks: u32, parent: Option<BlockHash>) {
         let counter = match self.counters.get(&hash).copied() {
             Some(known) => {
                 self.by_weight.remove(&(known.weight.to_bits(), hash));
@@ -126,7 +108,7 @@ impl HotPrefixes {
             }
             None => {
                 let error = self.make_room();
-                Counter { weight: error + weight, error, blocks, parent, since: now }
+                Counter { weight: error + weight, error, blocks, parent }
             }
         };
         self.by_weight.insert((counter.weight.to_bits(), hash));
@@ -146,30 +128,14 @@ impl HotPrefixes {
     /// The prefixes that more than one request began with of late, those with the most requests
     /// first, of as many the longer. If nearly all went on alike, the longer one is told alone.
     pub fn hottest(&self, now: Instant, most: usize) -> Vec<HotPrefix> {
-        let mut hot: Vec<_> = self.hot(now).into_iter().map(|(prefix, _)| prefix).collect();
+        let mut hot = self.hot(now);
         hot.sort_by(|a, b| b.requests.total_cmp(&a.requests).then(b.blocks.cmp(&a.blocks)).then(a.hash.cmp(&b.hash)));
         hot.truncate(most);
         hot
     }
 
-    /// The same by how many blocks a second requests begin with, with all the blocks of each. What
-    /// comes among the first `most` is told once a request has come with it since.
-    pub fn heaviest(&mut self, now: Instant, most: usize) -> Vec<PrefixDemand> {
-        let mut hot = self.hot(now);
-        hot.retain(|(prefix, _)| prefix.requests >= RATE_REQUESTS);
-        let weight = |(prefix, per_second): &(HotPrefix, f64)| per_second * f64::from(prefix.blocks);
-        hot.sort_by(|a, b| weight(b).total_cmp(&weight(a)).then(a.0.hash.cmp(&b.0.hash)));
-        hot.truncate(most);
-        let mut known = std::mem::take(&mut self.chains);
-        self.chains = hot.iter().map(|(prefix, _)| (prefix.hash, known.remove(&prefix.hash).flatten())).collect();
-        let chain = |(prefix, per_second): (HotPrefix, f64)| {
-            Some(PrefixDemand { hashes: self.chains.get(&prefix.hash)?.clone()?, per_second })
-        };
-        hot.into_iter().filter_map(chain).collect()
-    }
-
-    /// The prefixes that more than one request began with, and how many do a second.
-    fn hot(&self, now: Instant) -> Vec<(HotPrefix, f64)> {
+    /// The prefixes that more than one request began with.
+    fn hot(&self, now: Instant) -> Vec<HotPrefix> {
         let scale = (-self.half_lives(now)).exp2();
         let own = |counter: &Counter| (counter.weight - counter.error) * scale;
         let mut longer: HashMap<BlockHash, f64> = HashMap::new();
@@ -184,19 +150,8 @@ impl HotPrefixes {
         };
         let hot = self.counters.iter().map(|(hash, counter)| (hash, counter, own(counter)));
         let hot = hot.filter(|(hash, _, requests)| *requests > 1.0 && !absorbed(hash, *requests));
-        hot.map(|(hash, counter, requests)| {
-            let age = now.saturating_duration_since(counter.since).max(RATE_SPAN);
-            (HotPrefix { hash: *hash, blocks: counter.blocks, requests }, requests / weighted_seconds(age))
-        })
-        .collect()
+        hot.map(|(hash, counter, requests)| HotPrefix { hash: *hash, blocks: counter.blocks, requests }).collect()
     }
-}
-
-/// What the seconds of such a time weigh together: one request in each of them would be counted as
-/// so many.
-fn weighted_seconds(age: Duration) -> f64 {
-    let mean_life = HALF_LIFE.as_secs_f64() / std::f64::consts::LN_2;
-    mean_life * (1.0 - (-age.as_secs_f64() / mean_life).exp())
 }
 
 /// Lengths that are counted of a chain: each up to eight blocks, then four per doubling.
@@ -241,42 +196,6 @@ mod tests {
         let found: Vec<_> = hot.hottest(now, 10).iter().map(|hot| (hot.hash.0[15], hot.blocks, hot.requests)).collect();
         assert_eq!(found, [(1, 20, 10.0), (2, 5, 10.0), (2, 12, 5.0), (2, 12, 5.0)]);
         assert_eq!(hot.hottest(now, 1).len(), 1);
-    }
-
-    #[test]
-    fn heaviest_prefixes_are_listed_with_blocks_and_rate() {
-        let start = Instant::now();
-        let mut hot = HotPrefixes::new(start);
-        let ask = |hot: &mut HotPrefixes, from: u32, to: u32| {
-            for second in from..to {
-                let now = start + Duration::from_secs(second.into());
-                hot.observe(now, &chain(1, 20, second, 40));
-                hot.observe(now, &chain(1, 20, 1000 + second, 40));
-                hot.observe(now, &chain(2, 2, second, 12));
-            }
-        };
-        ask(&mut hot, 0, 60);
-        let minute = start + Duration::from_secs(60);
-        assert_eq!(hot.heaviest(minute, 2), [], "no node has kept their blocks");
-        ask(&mut hot, 60, 61);
-        let found = hot.heaviest(minute, 2);
-        let blocks: Vec<_> = found.iter().map(|hot| hot.hashes.to_vec()).collect();
-        assert_eq!(blocks, [chain(1, 20, 0, 20), chain(2, 2, 0, 2)]);
-        let rates: Vec<_> = found.iter().map(|hot| hot.per_second).collect();
-        assert!((rates[0] - 2.0).abs() < 0.1 && (rates[1] - 1.0).abs() < 0.05, "{rates:?}");
-        assert_eq!((hot.heaviest(minute, 1).len(), hot.chains.len()), (1, 1), "of the others nothing is kept");
-
-        // However long it goes on, and a few that came together are no rate.
-        ask(&mut hot, 61, 3000);
-        let long = hot.heaviest(start + Duration::from_secs(3000), 1)[0].per_second;
-        assert!((long - 2.0).abs() < 0.1, "{long}");
-        let mut new = HotPrefixes::new(start);
-        for (requests, told) in [(3, 0), (1, 0), (1, 1)] {
-            (0..requests).for_each(|own| new.observe(start, &chain(3, 4, own, 4)));
-            assert_eq!(new.heaviest(start, 1).len(), told);
-        }
-        let found = new.heaviest(start, 1)[0].per_second;
-        assert!((0.5..0.52).contains(&found), "{found}: five in ten seconds");
     }
 
     #[test]

@@ -20,14 +20,28 @@ pub(crate) struct Charge {
     /// node leaves.
     pub tail: Option<NodeStart>,
     /// Bytes that come from another node first, until they are there or that node leaves.
-    pub fetch: Option<(NodeStart, u64)>,
+    pub fetch: Option<FetchCharge>,
     /// Where it decodes, until that node leaves.
-    pub decode: Option<(NodeStart, DecodeCharge)>,
+    pub decode: Option<Placed>,
     pub placed: Instant,
     /// Predicted.
     pub ttft: Duration,
     /// Whether the prompt is computed.
     pub prefilled: bool,
+}
+
+/// Bytes that come from another node.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct FetchCharge {
+    pub from: NodeStart,
+    pub bytes: u64,
+}
+
+/// A sequence at its decode node.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Placed {
+    pub at: NodeStart,
+    pub charge: DecodeCharge,
 }
 
 /// The decode node's part.
@@ -91,6 +105,20 @@ impl DecodeForecast {
         self.kv_tokens += weight * charge.kv_tokens as f64;
         self.blocks += weight * charge.blocks as f64;
     }
+}
+
+/// Now, and a later time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Between {
+    pub now: Instant,
+    pub then: Instant,
+}
+
+/// Steps of a node without a newcomer, and with it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Steps {
+    pub without: Duration,
+    pub with: Duration,
 }
 
 /// The sum of what a node was charged.
@@ -215,11 +243,13 @@ impl NodeCharges {
     /// and steps of `with` do not.
     pub(crate) fn broken_sequences(
         &self,
-        (now, then): (Instant, Instant),
-        (without, with): (Duration, Duration),
+        between: Between,
+        steps: Steps,
         step: Duration,
         lengths: &OutputLength,
     ) -> usize {
+        let Between { now, then } = between;
+        let Steps { without, with } = steps;
         let breaks = |charge: &&DecodeCharge| charge.tbt.is_some_and(|limit| without <= limit && limit < with);
         let goes_on = |charge: &&DecodeCharge| charge.survival(now, then, step, lengths) >= 0.5;
         self.decoding.values().filter(breaks).filter(goes_on).count()
@@ -285,8 +315,9 @@ mod tests {
         let left = |seconds: u32| charges.next_end(start + seconds * SECOND, SECOND, &lengths).unwrap().as_secs();
         assert_eq!((left(0), left(4), left(60)), (10, 6, 1), "ten tokens at most, and one more if they are over");
         let broken = |then: u32, without: u32, with: u32| {
-            let steps = (SECOND / without, SECOND / with);
-            charges.broken_sequences((start, start + then * SECOND), steps, SECOND / 10, &lengths)
+            let between = Between { now: start, then: start + then * SECOND };
+            let steps = Steps { without: SECOND / without, with: SECOND / with };
+            charges.broken_sequences(between, steps, SECOND / 10, &lengths)
         };
         assert_eq!((broken(21, 20, 11), broken(21, 20, 9), broken(21, 9, 8)), (0, 1, 0), "two are over by then");
         assert_eq!(broken(5, 20, 9), 1, "two have not begun");

@@ -41,13 +41,11 @@ pub use admission::{
 };
 pub use cluster::{
     Cluster, ClusterConfig, ClusterNode, DecodeExplanation, Explanation, LeftOut, MigrationChoice, NodeForecast,
-    NodeState, Policies, PrefillExplanation, PrefixDemand, PromptAtDecode, PromptsAtDecode, Replication,
-    ReplicationOrder, Verdict,
+    NodeState, Policies, PrefillExplanation, PromptAtDecode, PromptsAtDecode, Verdict,
 };
 pub use config::{
-    COLD_AFTER, DecodeConfig, InvalidConfig, KV_EVENTS_PER_MESSAGE, LAYER_DEADLINE, LEASE_DEADLINE,
-    MAX_PREFIX_WAIT_PER_STEP, MAX_STORES, MAX_WAITING, ModelConfig, PrefillConfig, REPORT_INTERVAL, TICK_INTERVAL,
-    prefix_patience,
+    DecodeConfig, InvalidConfig, KV_EVENTS_PER_MESSAGE, LAYER_DEADLINE, LEASE_DEADLINE, MAX_PREFIX_WAIT_PER_STEP,
+    MAX_STORES, MAX_WAITING, ModelConfig, PrefillConfig, REPORT_INTERVAL, TICK_INTERVAL, prefix_patience,
 };
 pub use cost::{ClassCost, DecodeCost, OutputLength, PrefillCost, Residuals, SpeedFactor, TransferCost};
 pub use decode::{DecodeCore, DecodeEffect};

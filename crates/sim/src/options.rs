@@ -68,8 +68,6 @@ pub struct SimOptions {
     pub eviction: EvictionKind,
     /// What the cluster does without.
     pub without: Option<Feature>,
-    /// Prefill nodes that a hot prefix is replicated to before prompts ask for it there.
-    pub replicas: usize,
     /// How many times as fast as recorded the trace is played.
     pub speed: f64,
     /// Objective of the time to first token; none without.
@@ -114,7 +112,6 @@ impl Default for SimOptions {
             admission: SimAdmission::default(),
             eviction: EvictionKind::default(),
             without: None,
-            replicas: cluster.replicas,
             speed: 1.0,
             ttft_slo: None,
             tbt_slo: None,

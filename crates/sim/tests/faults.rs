@@ -36,7 +36,6 @@ fn options(seed: u64) -> SimOptions {
         eviction: EvictionKind::ALL[pick(&[0, 1, 2, 3]) as usize],
         admission: SimAdmission::NONE,
         without: (pick(&[0, 1]) == 0).then_some(Feature::PromptsAtDecode),
-        replicas: pick(&[0, 3]) as usize,
         block_tokens,
         cache_blocks: Some(pick(&[30_000, 60_000]) / block_tokens),
         decode_blocks: Some(pick(&[20_000, 40_000]) / block_tokens),

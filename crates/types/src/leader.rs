@@ -165,8 +165,6 @@ pub struct PlaceQuestion {
     pub beside: Vec<NodeId>,
     /// Of the prompt's tokens, the last so many are output.
     pub output_tokens: u32,
-    /// The nodes that gave that output.
-    pub alike: Vec<NodeId>,
     /// Whether it was taken in already.
     pub accepted: bool,
 }

@@ -28,8 +28,8 @@ pub use leader::{
 };
 pub use message::{
     DecodeEvent, DecodeTarget, FetchReport, FetchSource, GrantReply, GrantRequest, Handoff, KvEvent, LeaseRelease,
-    LeaseReply, LeaseRequest, Load, NodeInfo, NodeProfile, PrefillEvent, PrefillJob, PrefixReplication, Refused,
-    RequestKey, Reselect, StepProgress,
+    LeaseReply, LeaseRequest, Load, NodeInfo, NodeProfile, PrefillEvent, PrefillJob, Refused, RequestKey, Reselect,
+    StepProgress,
 };
 pub use queue_terms::QueueTerms;
 pub use report::{FinishReason, KvTransfer, Timeline, TokenLogprobs, TopLogprob, Usage};

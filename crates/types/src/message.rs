@@ -96,20 +96,6 @@ pub struct FetchSource {
     pub tokens: u32,
 }
 
-/// Conductor to prefill node: many prompts begin with this prefix; fetch it before one of them
-/// comes. Answered by [`PrefillEvent::Replicated`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PrefixReplication {
-    /// Names the replication.
-    pub key: RequestKey,
-    /// Who orders it.
-    pub conductor: ConductorId,
-    /// Who holds it.
-    pub source: FetchSource,
-    /// Its blocks, chained.
-    pub block_hashes: Arc<[BlockHash]>,
-}
-
 /// To any node: let me read these blocks of your cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseRequest {
@@ -138,8 +124,7 @@ pub struct LeaseReply {
 pub struct LeaseRelease {
     /// The lease.
     pub lease: GrantId,
-    /// Whose it must be, and the start of that reader; `None` if that is not said: then any
-    /// reader's.
+    /// Whose it must be, and the start of that reader; `None` if the holder itself ends it.
     pub reader: Option<(NodeId, Generation)>,
 }
 
@@ -272,8 +257,6 @@ pub enum PrefillEvent {
     /// The decode node has no room, or its steps take longer than the sequence can bear. The prompt
     /// is computed all the same; a [`Reselect`] says who is asked next.
     GrantRefused(Refused),
-    /// What became of a [`PrefixReplication`]; its key is that of no request.
-    Replicated(FetchReport),
 }
 
 /// What became of fetching a prefix from another node.
@@ -346,8 +329,6 @@ pub struct Load {
     pub blocks_used: u32,
     /// Blocks kept as prefix cache, evictable.
     pub blocks_cached: u32,
-    /// Of those, the ones that no request has used for a minute.
-    pub blocks_cold: u32,
     /// Blocks promised but not yet allocated.
     pub blocks_reserved: u32,
     /// Prompt tokens looked up in the prefix cache so far.
@@ -394,10 +375,6 @@ pub struct NodeInfo {
     pub layout: KvLayout,
     /// What it can do, measured at start.
     pub profile: NodeProfile,
-    /// Whether it fetches prefixes that a conductor orders it to: see [`PrefixReplication`].
-    pub replicates_prefixes: bool,
-    /// Whether it takes its part in partial prefills: see [`PrefillJob::partial_prefill_tokens`].
-    pub takes_partial_prefills: bool,
     /// Digest of the vocabulary that it compiles grammars against; empty: it takes none.
     pub vocabulary: String,
 }

@@ -3,7 +3,7 @@
 use baton_proto::v1;
 use baton_types::{
     ConductorId, Generation, GrantId, GrantRequest, Handoff, LeaseRelease, LeaseRequest, Load, NodeId, PrefillJob,
-    PrefixReplication, Refused, RequestKey, Reselect,
+    Refused, RequestKey, Reselect,
 };
 use tokio::sync::oneshot;
 
@@ -24,8 +24,6 @@ pub enum Input<E> {
     KvSnapshot(ConductorId),
     /// Free what is cached and not in use.
     ClearCache,
-    /// Fetch a prefix that many prompts begin with.
-    ReplicatePrefix(PrefixReplication),
     /// Ask this decode node for room, in place of one that refused.
     Reselect(Reselect),
     /// That start of another node is gone.
@@ -66,5 +64,5 @@ pub struct IntegrityReport {
 }
 
 baton_scheduler::named!(Input<E>:
-    SessionOpened, SessionClosed, KvSnapshot, ClearCache, ReplicatePrefix, Reselect, NodeLost, Prefill, Abort, Grant,
+    SessionOpened, SessionClosed, KvSnapshot, ClearCache, Reselect, NodeLost, Prefill, Abort, Grant,
     ReleaseGrant, Lease, ReleaseLease, Handoff, CheckIntegrity, Engine, Drain, Undrain, Role);

@@ -471,8 +471,6 @@ fn node_info(
         kv_class: model.kv_class.clone(),
         layout: engine.arena().layout().clone(),
         profile,
-        replicates_prefixes: role == NodeRole::Prefill,
-        takes_partial_prefills: true,
         vocabulary: vocabulary.to_owned(),
     }
 }

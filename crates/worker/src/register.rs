@@ -255,8 +255,6 @@ mod tests {
             kv_class: "mock".into(),
             layout,
             profile: NodeProfile::default(),
-            replicates_prefixes: true,
-            takes_partial_prefills: true,
             vocabulary: String::new(),
         }
     }

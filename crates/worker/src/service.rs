@@ -6,8 +6,8 @@ use std::time::Duration;
 use baton_proto::{PROTOCOL_VERSION, check_protocol_version, generation, required, v1};
 use baton_runtime::{Clock, TaskSet, within};
 use baton_types::{
-    ConductorId, ErrorKind, FetchReport, Generation, GrantId, Handoff, KvLayout, LeaseRelease, LeaseRequest, NodeInfo,
-    NodeRole, PrefillEvent, Refused,
+    ConductorId, ErrorKind, Generation, GrantId, Handoff, KvLayout, LeaseRelease, LeaseRequest, NodeInfo, NodeRole,
+    PrefillEvent, Refused,
 };
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
@@ -88,9 +88,9 @@ impl<E: Send + 'static> NodeService<E> {
         self.info.layout.check_compatible(&layout).map_err(mismatch)
     }
 
-    /// Whether a peer computes bitwise as this node does. One that does not say is taken to.
+    /// Whether a peer computes bitwise as this node does.
     fn computes_alike(&self, kv_class: &str) -> bool {
-        kv_class.is_empty() || kv_class == self.info.kv_class
+        kv_class == self.info.kv_class
     }
 
     fn check_generation(&self, target: Generation) -> Result<(), Status> {
@@ -122,26 +122,21 @@ async fn read_commands<E>(
             sessions.on_settings(settings);
             continue;
         }
-        let fail = |key: Option<v1::RequestKey>, event: PrefillEvent| {
+        let fail = |key: Option<v1::RequestKey>, refused: Refused| {
             if let Ok(key) = baton_proto::key(key) {
-                let failed = v1::PrefillEvent::from_domain(key, &event);
+                let failed = v1::PrefillEvent::from_domain(key, &PrefillEvent::Failed(refused));
                 sessions.send(conductor, v1::node_event::Event::Prefill(failed));
             }
         };
         let ordered = match &command {
-            Command::Prefill(job) => Some((job.key.clone(), job.term, false)),
-            Command::ReplicatePrefix(copy) => Some((copy.key.clone(), copy.term, true)),
+            Command::Prefill(job) => Some((job.key.clone(), job.term)),
             _ => None,
         };
-        if let Some((key, term, is_replication)) = &ordered
+        if let Some((key, term)) = &ordered
             && let Err(stale) = sessions.admit(conductor, *term)
         {
             let refused = Refused { kind: ErrorKind::Unavailable, message: stale.to_string() };
-            let failed = match is_replication {
-                true => PrefillEvent::Replicated(FetchReport { failure: Some(refused), ..FetchReport::default() }),
-                false => PrefillEvent::Failed(refused),
-            };
-            fail(key.clone(), failed);
+            fail(key.clone(), refused);
             continue;
         }
         match input(command, conductor) {
@@ -154,9 +149,9 @@ async fn read_commands<E>(
             // One command that cannot be read is no reason to end the requests of the others.
             Err(error) => {
                 tracing::error!(%conductor, %error, "a command cannot be read: it is left undone");
-                if let Some((key, _, false)) = ordered {
+                if let Some((key, _)) = ordered {
                     let refused = Refused { kind: ErrorKind::Internal, message: format!("the job: {error}") };
-                    fail(key, PrefillEvent::Failed(refused));
+                    fail(key, refused);
                 }
             }
         }
@@ -175,7 +170,6 @@ fn input<E>(
         Command::Abort(key) => Input::Abort(key.try_into()?),
         Command::KvSnapshot(_) => Input::KvSnapshot(conductor),
         Command::ClearCache(_) => Input::ClearCache,
-        Command::ReplicatePrefix(copy) => Input::ReplicatePrefix(copy.into_domain(conductor)?),
         Command::NodeLost(lost) => Input::NodeLost(lost.into_domain()?),
         Command::Reselect(reselect) => Input::Reselect(reselect.try_into()?),
         Command::Drain(v1::DrainCommand { draining: true }) => Input::Drain,
@@ -285,9 +279,7 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
     ) -> Result<Response<v1::ReleaseLeaseReply>, Status> {
         let request = request.into_inner();
         // A late word to an earlier start of this node must not end a lease of the same number.
-        if !request.target_generation.is_empty() {
-            self.check_generation(generation("target_generation", &request.target_generation)?)?;
-        }
+        self.check_generation(generation("target_generation", &request.target_generation)?)?;
         self.input(Input::ReleaseLease(LeaseRelease::try_from(request)?)).await?;
         Ok(Response::new(v1::ReleaseLeaseReply {}))
     }

@@ -30,7 +30,6 @@ fn names(events: &[PrefillEvent]) -> Vec<&'static str> {
         PrefillEvent::HandedOff(_) => "handed off",
         PrefillEvent::Failed(_) => "failed",
         PrefillEvent::DecodeFailed(_) => "decode failed",
-        PrefillEvent::Replicated(_) => "copied",
         PrefillEvent::GrantRefused(_) => "grant refused",
     };
     events.iter().map(name).collect()
@@ -54,7 +53,6 @@ async fn all_scenarios_together_reach_every_effect_and_input() {
     prefixes::a_prefix_that_is_gone_is_computed().await;
     prefixes::a_fetch_is_cancelled_with_its_request().await;
     prefixes::a_revoked_lease_frees_its_holder_and_the_reader_computes().await;
-    prefixes::hot_prefix_is_replicated().await;
     prefixes::blocks_go_to_the_ssd_and_come_back().await;
 
     let effects = PrefillEffect::ALL.iter().chain(LeaseEffect::ALL).chain(TierEffect::ALL).copied();

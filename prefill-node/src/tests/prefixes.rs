@@ -1,11 +1,9 @@
-//! Prefixes that come from elsewhere: another node, a replication that the conductor orders, the
-//! SSD.
+//! Prefixes that come from elsewhere: another node, the SSD.
 
-use baton_kv_cache::BlockHasher;
 use baton_proto::v1;
 use baton_proto::v1::node_command::Command;
 use baton_scheduler::LAYER_DEADLINE;
-use baton_types::{ErrorKind, FetchReport, PrefillEvent, PrefillJob, PrefixReplication, TokenId};
+use baton_types::{ErrorKind, FetchReport, PrefillEvent, PrefillJob, TokenId};
 use baton_worker::config::Settings;
 use baton_worker::testing::{Conductor, TestNode, World, job, key, prompt, settings};
 
@@ -119,31 +117,6 @@ pub(super) async fn a_revoked_lease_frees_its_holder_and_the_reader_computes() {
 #[tokio::test]
 async fn revoked_lease_frees_holder_and_reader_computes_prefix() {
     a_revoked_lease_frees_its_holder_and_the_reader_computes().await;
-}
-
-pub(super) async fn hot_prefix_is_replicated() {
-    let world = World::default();
-    let (holder, _at_holder, expected) = holder(&world).await;
-    let reader = start(&world, settings("p1")).await;
-    let mut session = reader.session(7).await;
-    let hashes = BlockHasher::new(reader.info().layout.fingerprint(), &[]).chain(&prompt(1, 60), 16);
-    let source = holder.source(48);
-    let conductor = session.id;
-    let copy = PrefixReplication { key: key(9), conductor, source, block_hashes: hashes[..3].into() };
-    session.send(Command::ReplicatePrefix((&copy).into())).await;
-    let PrefillEvent::Replicated(report) = session.prefill(key(9)).await else { panic!("not copied") };
-    assert_eq!((report.tokens, report.failure), (48, None));
-    session.submit(&job(2, &prompt(1, 60), 1)).await;
-    let events = session.prefill_to_end(key(2)).await;
-    assert!(matches!(events[0], PrefillEvent::Started { cached_tokens: 48, .. }), "{events:?}");
-    assert!(matches!(events[1], PrefillEvent::FirstToken { token, .. } if token == expected), "{events:?}");
-    reader.ends().await;
-    holder.ends().await;
-}
-
-#[tokio::test]
-async fn hot_prefix_is_replicated_before_a_prompt_needs_it() {
-    hot_prefix_is_replicated().await;
 }
 
 pub(super) async fn blocks_go_to_the_ssd_and_come_back() {

@@ -144,7 +144,6 @@ impl w::PrefillEvent {
             d::PrefillEvent::Failed(refused) => Event::Failed(refused.into()),
             d::PrefillEvent::DecodeFailed(refused) => Event::DecodeFailed(refused.into()),
             d::PrefillEvent::GrantRefused(refused) => Event::GrantRefused(refused.into()),
-            d::PrefillEvent::Replicated(report) => Event::Replicated(report.into()),
         };
         Self { key: Some(key.into()), event: Some(event) }
     }
@@ -181,7 +180,6 @@ fn prefill_event(event: Option<w::prefill_event::Event>) -> Result<d::PrefillEve
         Event::Failed(failure) => d::PrefillEvent::Failed(failure.into()),
         Event::DecodeFailed(failure) => d::PrefillEvent::DecodeFailed(failure.into()),
         Event::GrantRefused(failure) => d::PrefillEvent::GrantRefused(failure.into()),
-        Event::Replicated(report) => d::PrefillEvent::Replicated(report.try_into()?),
     })
 }
 

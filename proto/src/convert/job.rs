@@ -1,10 +1,10 @@
-//! What conductors order: jobs, where their KV goes and comes from, replications.
+//! What conductors order: jobs, and where their KV goes and comes from.
 
 use std::sync::Arc;
 
 use baton_types as d;
 
-use super::{InvalidMessage, generation, hashes_from_bytes, hashes_to_bytes, key, limit, node_id, required};
+use super::{InvalidMessage, generation, key, limit, node_id, required};
 use crate::v1 as w;
 
 impl From<&d::SamplingParams> for w::NodeSampling {
@@ -152,32 +152,6 @@ impl TryFrom<w::FetchSource> for d::FetchSource {
     }
 }
 
-impl From<&d::PrefixReplication> for w::ReplicatePrefixCommand {
-    fn from(copy: &d::PrefixReplication) -> Self {
-        Self {
-            key: Some(copy.key.into()),
-            source: Some((&copy.source).into()),
-            block_hashes: hashes_to_bytes(&copy.block_hashes),
-            term: 0,
-        }
-    }
-}
-
-impl w::ReplicatePrefixCommand {
-    /// The order, as one of `conductor`, whose session it came in on.
-    pub fn into_domain(self, conductor: d::ConductorId) -> Result<d::PrefixReplication, InvalidMessage> {
-        if self.block_hashes.is_empty() {
-            return Err(InvalidMessage { field: "block_hashes", found: "empty".into() });
-        }
-        Ok(d::PrefixReplication {
-            key: key(self.key)?,
-            conductor,
-            source: required("source", self.source)?.try_into()?,
-            block_hashes: hashes_from_bytes("block_hashes", &self.block_hashes)?,
-        })
-    }
-}
-
 impl From<&d::QueueTerms> for w::QueueTerms {
     fn from(terms: &d::QueueTerms) -> Self {
         Self {
@@ -196,12 +170,7 @@ impl w::QueueTerms {
             priority,
             patience: limit("queue.patience_s", self.patience_s)?,
             max_overtaken: limit("queue.max_overtaken_s", self.max_overtaken_s)?,
-            // One that does not say leaves it to the node.
-            timeout: if self.timeout_s == 0.0 {
-                d::QueueTerms::TIMEOUT
-            } else {
-                limit("queue.timeout_s", self.timeout_s)?
-            },
+            timeout: limit("queue.timeout_s", self.timeout_s)?,
             compute: limit("queue.compute_s", self.compute_s)?,
         })
     }
@@ -233,7 +202,7 @@ impl w::PrefillJob {
             decode: self.decode.map(TryInto::try_into).transpose()?,
             fetch: self.fetch.map(TryInto::try_into).transpose()?,
             salt: self.salt.into(),
-            terms: w::QueueTerms::into_domain(self.queue.unwrap_or_default(), self.priority)?,
+            terms: required("queue", self.queue)?.into_domain(self.priority)?,
         })
     }
 }

@@ -156,7 +156,7 @@ fn declared(attempt: w::DeclaredAttempt) -> Result<d::Declared, InvalidMessage> 
     let prefill = |prefill: w::DeclaredPrefill| {
         Ok(d::DeclaredPrefill {
             node: start("attempts.prefill.node", required("attempts.prefill.node", prefill.node)?)?,
-            terms: prefill.queue.unwrap_or_default().into_domain(prefill.priority)?,
+            terms: required("attempts.prefill.queue", prefill.queue)?.into_domain(prefill.priority)?,
             tokens: count("attempts.prefill.tokens", prefill.tokens)?,
         })
     };
@@ -188,7 +188,6 @@ fn question_to_wire(request: &d::PlaceQuestion) -> w::PlaceQuestion {
         exclude: names(&request.exclude),
         beside: names(&request.beside),
         output_tokens: request.output_tokens,
-        alike: names(&request.alike),
         accepted: request.accepted,
     }
 }
@@ -215,7 +214,6 @@ fn place_question(question: w::PlaceQuestion) -> Result<d::PlaceQuestion, Invali
         exclude: nodes("exclude", &question.exclude)?,
         beside: nodes("beside", &question.beside)?,
         output_tokens,
-        alike: nodes("alike", &question.alike)?,
         accepted: question.accepted,
     })
 }
@@ -284,7 +282,7 @@ fn assignment(placed: w::PlacedAttempt) -> Result<Assignment, InvalidMessage> {
         partial_prefill_tokens: count("placed.partial_prefill_tokens", placed.partial_prefill_tokens)?,
         fetch: placed.fetch.map(fetch).transpose()?,
         decode: decode.map(|decode| node_id("placed.decode", &decode)).transpose()?,
-        terms: placed.queue.unwrap_or_default().into_domain(placed.priority)?,
+        terms: required("placed.queue", placed.queue)?.into_domain(placed.priority)?,
         first_token_delay: seconds("placed.first_token_delay_s", placed.first_token_delay_s)?,
         estimated_ttft: Ttft(seconds("placed.estimated_ttft_s", placed.estimated_ttft_s)?),
         estimated_tbt: tbt.map(Tbt),
@@ -407,7 +405,6 @@ mod tests {
             exclude: vec![node("a")],
             beside: vec![node("b")],
             output_tokens: 5,
-            alike: vec![node("c"), node("d")],
             accepted: true,
         }
     }

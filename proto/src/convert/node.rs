@@ -143,8 +143,6 @@ impl From<&d::NodeInfo> for w::NodeInfo {
             kv_class: info.kv_class.clone(),
             layout: Some((&info.layout).into()),
             profile: Some((&info.profile).into()),
-            replicates_prefixes: info.replicates_prefixes,
-            takes_partial_prefills: info.takes_partial_prefills,
             vocabulary: info.vocabulary.clone(),
         }
     }
@@ -176,9 +174,7 @@ impl TryFrom<w::NodeInfo> for d::NodeInfo {
             context_length: some("context_length", info.context_length)?,
             kv_class: short("kv_class", info.kv_class)?,
             layout: required("layout", info.layout)?.try_into()?,
-            profile: info.profile.unwrap_or_default().try_into()?,
-            replicates_prefixes: info.replicates_prefixes,
-            takes_partial_prefills: info.takes_partial_prefills,
+            profile: required("profile", info.profile)?.try_into()?,
             vocabulary: info.vocabulary,
         })
     }
@@ -205,7 +201,6 @@ impl From<&d::Load> for w::Load {
             step: load
                 .step
                 .map(|step| w::StepProgress { elapsed_s: step.elapsed.as_secs_f64(), left_s: step.left.as_secs_f64() }),
-            blocks_cold: load.blocks_cold,
             draining: load.draining,
             stalled: load.stalled,
         }
@@ -237,7 +232,6 @@ impl TryFrom<w::Load> for d::Load {
             takes_sequences: load.takes_sequences,
             blocks_ssd: count("blocks_ssd", load.blocks_ssd)?,
             step: load.step.map(progress).transpose()?,
-            blocks_cold: count("blocks_cold", load.blocks_cold)?,
             draining: load.draining,
             stalled: load.stalled,
         })

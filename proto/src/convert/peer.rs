@@ -47,14 +47,9 @@ impl TryFrom<w::ReleaseLeaseRequest> for d::LeaseRelease {
     type Error = InvalidMessage;
 
     fn try_from(request: w::ReleaseLeaseRequest) -> Result<Self, Self::Error> {
-        let reader = match request.reader_node.is_empty() {
-            true => None,
-            false => Some((
-                node_id("reader_node", &request.reader_node)?,
-                generation("reader_generation", &request.reader_generation)?,
-            )),
-        };
-        Ok(Self { lease: d::GrantId(request.lease), reader })
+        let node = node_id("reader_node", &request.reader_node)?;
+        let start = generation("reader_generation", &request.reader_generation)?;
+        Ok(Self { lease: d::GrantId(request.lease), reader: Some((node, start)) })
     }
 }
 

@@ -182,19 +182,20 @@ fn invalid_message_is_refused_by_field() {
 }
 
 #[test]
-fn lease_release_without_reader_is_accepted_from_older_node() {
-    let old = w::ReleaseLeaseRequest { lease: 7, ..Default::default() };
-    assert_eq!(d::LeaseRelease::try_from(old.clone()), Ok(d::GrantId(7).into()));
-    let incomplete = w::ReleaseLeaseRequest { reader_node: "p0".into(), ..old.clone() };
+fn lease_release_names_its_reader() {
+    let unsaid = w::ReleaseLeaseRequest { lease: 7, ..Default::default() };
+    assert_eq!(d::LeaseRelease::try_from(unsaid.clone()).unwrap_err().field, "reader_node");
+    let incomplete = w::ReleaseLeaseRequest { reader_node: "p0".into(), ..unsaid.clone() };
     assert_eq!(d::LeaseRelease::try_from(incomplete).unwrap_err().field, "reader_generation");
     let generation = d::Generation(5);
-    let new = w::ReleaseLeaseRequest { reader_node: "p0".into(), reader_generation: generation.to_string(), ..old };
+    let complete =
+        w::ReleaseLeaseRequest { reader_node: "p0".into(), reader_generation: generation.to_string(), ..unsaid };
     let reader = Some((d::NodeId::new("p0").unwrap(), generation));
-    assert_eq!(d::LeaseRelease::try_from(new), Ok(d::LeaseRelease { lease: d::GrantId(7), reader }));
+    assert_eq!(d::LeaseRelease::try_from(complete), Ok(d::LeaseRelease { lease: d::GrantId(7), reader }));
 }
 
 #[test]
-fn protocol_version_out_of_supported_range_is_refused() {
+fn other_protocol_version_is_refused() {
     assert!(crate::check_protocol_version(crate::PROTOCOL_VERSION).is_ok());
     assert!(crate::check_protocol_version(crate::PROTOCOL_VERSION + 1).is_err());
     assert!(crate::check_protocol_version(0).is_err());

@@ -74,7 +74,6 @@ fn command(bytes: &[u8]) -> Option<()> {
         Command::Abort(key) => d::RequestKey::try_from(key).map(drop).ok(),
         Command::KvSnapshot(_) | Command::ClearCache(_) | Command::Drain(_) => Some(()),
         Command::Settings(settings) => baton_runtime::telemetry::check_log_filter(&settings.log).ok(),
-        Command::ReplicatePrefix(copy) => copy.into_domain(conductor).map(drop).ok(),
         Command::NodeLost(lost) => lost.into_domain().map(drop).ok(),
         Command::Reselect(reselect) => d::Reselect::try_from(reselect).map(drop).ok(),
     }
@@ -179,7 +178,7 @@ fn commands() -> Vec<w::node_command::Command> {
         partial_prefill_tokens: 1,
         sampling: Some(sampling()),
         decode: Some(target.clone()),
-        fetch: Some(source.clone()),
+        fetch: Some(source),
         salt: vec![1],
         queue: Some(queue),
         ..Default::default()
@@ -191,12 +190,6 @@ fn commands() -> Vec<w::node_command::Command> {
         }),
         Command::Prefill(job),
         Command::Abort(key().unwrap_or_default()),
-        Command::ReplicatePrefix(w::ReplicatePrefixCommand {
-            key: key(),
-            source: Some(source),
-            block_hashes: vec![7; 32],
-            term: 3,
-        }),
         Command::NodeLost(w::NodeLostCommand { node: "decode-0".into(), generation: generation() }),
         Command::Reselect(w::ReselectCommand { key: key(), decode: Some(target) }),
         Command::Settings(w::NodeSettings { version: 2, log: "debug,a=info".into() }),

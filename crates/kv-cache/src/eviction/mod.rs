@@ -21,8 +21,6 @@ use std::str::FromStr;
 
 use baton_types::{BlockHash, BlockId};
 
-pub(crate) use lists::BlockLists;
-
 use counted::Counted;
 use lhd::Lhd;
 use lru::Lru;

@@ -10,7 +10,6 @@
 //!    └── fenced ── Quarantined                                    Free ◀────────────┘
 //! ```
 
-mod idle;
 mod integrity;
 #[cfg(test)]
 mod model_test;
@@ -21,8 +20,6 @@ use baton_types::{BlockHash, BlockId, ErrorKind, GrantId, KvEvent};
 
 use crate::event_log::{EventLog, KvEventBatch};
 use crate::eviction::{EvictionKind, EvictionPolicy, Position};
-
-use idle::Idle;
 
 pub use integrity::IntegrityError;
 
@@ -126,8 +123,6 @@ pub struct BlockPool {
     free: Vec<BlockId>,
     /// The order in which cached blocks are evicted.
     eviction: Box<dyn EvictionPolicy>,
-    /// The same blocks by when they were released.
-    idle: Idle,
     index: HashMap<BlockHash, BlockId>,
     /// What a tier below this pool holds, with each block's parent: who hears the events does not
     /// care in which tier a block is.
@@ -152,7 +147,6 @@ impl BlockPool {
             blocks: vec![block; num_blocks as usize],
             free: (0..num_blocks).rev().map(BlockId).collect(),
             eviction: eviction.policy(num_blocks),
-            idle: Idle::new(num_blocks),
             index: HashMap::new(),
             below: HashMap::new(),
             tells_below: true,
@@ -435,12 +429,6 @@ impl BlockPool {
     }
 
     fn set(&mut self, block: BlockId, state: BlockState) {
-        let before = std::mem::replace(&mut self.blocks[block.index()].state, state);
-        match (before, state) {
-            (BlockState::Cached, BlockState::Cached) => {}
-            (BlockState::Cached, _) => self.idle.remove(block),
-            (_, BlockState::Cached) => self.idle.push(block),
-            _ => {}
-        }
+        self.blocks[block.index()].state = state;
     }
 }

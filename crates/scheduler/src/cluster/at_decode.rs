@@ -12,6 +12,7 @@ use baton_types::Ttft;
 
 use super::candidates::{Matches, SizedRequest};
 use super::place::{Chosen, ChosenDecode};
+use super::predictor::Predictor;
 use super::{Cluster, ClusterNode, PromptsAtDecode};
 use crate::cost::duration;
 use crate::placement::{DecodeCandidate, PrefillPlan};
@@ -51,7 +52,23 @@ impl PromptAtDecode {
     }
 }
 
-impl Cluster {
+/// What a decode node decodes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Batch {
+    pub sequences: f64,
+    pub kv_tokens: f64,
+}
+
+/// A step of a batch that a part of a prompt joins.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StepBeside {
+    /// Seconds of the batch's share.
+    pub step: f64,
+    /// Whether a stream of the node would miss its objective by it.
+    pub breaks: bool,
+}
+
+impl Predictor {
     /// What it would be to compute the prompt at a decode node that holds `held` blocks of it.
     pub(super) fn prompt_at_decode(
         &self,
@@ -69,10 +86,9 @@ impl Cluster {
         let matched_tokens = held * block_tokens;
         let chunk = chunk_beside_batch(node);
         let chunks = (request.prompt_tokens - matched_tokens).div_ceil(chunk).max(1);
-        let cost = &self.costs[node.class].1.prefill;
-        let alone = node.speed.seconds(cost.prompt(request.prompt_tokens, matched_tokens));
-        let batch = (charges.sequences() as f64, charges.kv_tokens as f64);
-        let (step, breaks) = self.step_beside(node, batch, alone / f64::from(chunks));
+        let alone = self.prompt_seconds(node, request.prompt_tokens, matched_tokens);
+        let batch = Batch { sequences: charges.sequences() as f64, kv_tokens: charges.kv_tokens as f64 };
+        let StepBeside { step, breaks } = self.step_beside(node, batch, alone / f64::from(chunks));
         // No step there is shorter than one of a single sequence: it reads all weights.
         let shortest = f64::from(chunks) * self.step_seconds(node, 1.0, f64::from(matched_tokens));
         let compute = alone + f64::from(chunks) * step;
@@ -87,24 +103,19 @@ impl Cluster {
         PromptAtDecode { plan, idle: (shortest - compute).max(0.0), disturbs: breaks || chunks > SHORT_CHUNKS }
     }
 
-    /// Seconds of a step of a batch of so many sequences and tokens of KV. Also whether a stream of
-    /// the node would miss its objective by a step that takes so many `seconds` more for a part of
-    /// a prompt.
-    pub(super) fn step_beside(
-        &self,
-        node: &ClusterNode,
-        (sequences, kv_tokens): (f64, f64),
-        seconds: f64,
-    ) -> (f64, bool) {
-        let (step, high_step) = match sequences > 0.0 {
-            false => (0.0, 0.0),
-            true => (self.step_seconds(node, sequences, kv_tokens), self.high_step_seconds(node, sequences, kv_tokens)),
-        };
-        let with_part = high_step + seconds;
-        let breaks = node.charges.has_tbt_limit_below(with_part) || sequences > 0.0 && with_part > UNDISTURBED;
-        (step, breaks)
+    /// A step of the batch that takes so many `seconds` more for a part of a prompt.
+    pub(super) fn step_beside(&self, node: &ClusterNode, batch: Batch, seconds: f64) -> StepBeside {
+        let Batch { sequences, kv_tokens } = batch;
+        if sequences <= 0.0 {
+            return StepBeside { step: 0.0, breaks: node.charges.has_tbt_limit_below(seconds) };
+        }
+        let with_part = self.high_step_seconds(node, sequences, kv_tokens) + seconds;
+        let breaks = node.charges.has_tbt_limit_below(with_part) || with_part > UNDISTURBED;
+        StepBeside { step: self.step_seconds(node, sequences, kv_tokens), breaks }
     }
+}
 
+impl Cluster {
     /// The pair that was chosen, or the decode node that does the whole better.
     pub(super) fn or_at_decode(
         &self,
@@ -153,7 +164,7 @@ impl Cluster {
     ) -> Option<(usize, PromptAtDecode)> {
         let prompt = |(index, candidate): (usize, &DecodeCandidate<'_>)| {
             let node = self.nodes.get(candidate.node)?;
-            Some((index, self.prompt_at_decode(now, sized, node, matches.of(node))))
+            Some((index, self.predictor.prompt_at_decode(now, sized, node, matches.of(node))))
         };
         let prompts = decode.iter().enumerate().filter_map(prompt).filter(may);
         prompts.min_by(|(_, a), (_, b)| a.plan.finish().total_cmp(&b.plan.finish()))

@@ -2,13 +2,12 @@
 
 use std::time::Instant;
 
-use baton_types::{BlockHash, ErrorKind, NodeId, NodeRole, QueueTerms, Ttft};
+use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, Ttft};
 
 use super::explain::LeftOut;
 use super::place::{RETRY_UNAVAILABLE, refuse};
 use super::{Cluster, ClusterNode, NodeState, PromptsAtDecode};
-use crate::backlog::{ChunkSeconds, QueueImpact};
-use crate::config::MIN_CHUNK_PART;
+use crate::backlog::QueueImpact;
 use crate::cost::duration;
 use crate::placement::{DecodeCandidate, PlacementRequest, PrefillCandidate, PrefillPlan, Refusal};
 
@@ -16,9 +15,9 @@ use crate::placement::{DecodeCandidate, PlacementRequest, PrefillCandidate, Pref
 #[derive(Debug, Default)]
 pub(super) struct Matches {
     /// By slot; those after the last hold none.
-    blocks: Vec<u32>,
+    pub(super) blocks: Vec<u32>,
     /// Of each KV compatibility class.
-    longest: Vec<Option<(NodeId, u32)>>,
+    pub(super) longest: Vec<Option<(NodeId, u32)>>,
 }
 
 impl Matches {
@@ -50,13 +49,13 @@ impl SizedRequest<'_> {
     /// What it takes of this decode node. As the node counts: the last token's KV is never
     /// computed.
     pub(super) fn needs(&self, node: &ClusterNode) -> Needs {
-        Needs::of((self.request.prompt_tokens, self.request.max_tokens), self.output_tokens, node)
+        Needs::of(self.request.prompt_tokens, self.request.max_tokens, self.output_tokens, node)
     }
 }
 
 impl Needs {
     /// Of a sequence with this prompt, at most so many tokens of answer, and so many expected.
-    pub(super) fn of((prompt, max_tokens): (u32, u32), output_tokens: f64, node: &ClusterNode) -> Self {
+    pub(super) fn of(prompt: u32, max_tokens: u32, output_tokens: f64, node: &ClusterNode) -> Self {
         let info = node.info();
         let total = prompt.saturating_add(max_tokens).min(info.context_length);
         let blocks = info.layout.blocks_for((total.saturating_sub(1)) as usize);
@@ -66,32 +65,9 @@ impl Needs {
 }
 
 impl Cluster {
-    pub(super) fn sized<'a>(&self, request: &'a PlacementRequest<'a>) -> SizedRequest<'a> {
-        let done = request.output_tokens;
-        let output_tokens = self.output_lengths.expected_left(done, done.saturating_add(request.max_tokens));
-        SizedRequest { request, output_tokens }
-    }
-
     /// Who holds what of the request's prefix.
     pub(super) fn matches(&self, request: &PlacementRequest<'_>) -> Matches {
         if request.bypass_cache { Matches::default() } else { self.matches_of(request.block_hashes) }
-    }
-
-    /// Who holds what of a prefix.
-    pub(super) fn matches_of(&self, hashes: &[BlockHash]) -> Matches {
-        let found = self.index.matches(hashes);
-        let found = found.by_slot();
-        let Some(slots) = found.iter().map(|(slot, _)| usize::from(slot.0) + 1).max() else {
-            return Matches::default();
-        };
-        let mut blocks = vec![0; slots];
-        for (slot, held) in found {
-            blocks[usize::from(slot.0)] = *held;
-        }
-        let matches = Matches { blocks, longest: Vec::new() };
-        let named = |(node, blocks): (&ClusterNode, u32)| (node.info().node.clone(), blocks);
-        let longest = |kv_class| self.longest_holder(&matches, kv_class, |_| true).map(named);
-        Matches { longest: (0..self.kv_classes.len()).map(longest).collect(), ..matches }
     }
 
     /// Nodes of a role that may be taken, ascending by name: those that are ready. If there are
@@ -107,18 +83,6 @@ impl Cluster {
             return refuse(ErrorKind::Unavailable, format!("no {role} node is ready"), Some(RETRY_UNAVAILABLE));
         }
         Ok(usable)
-    }
-
-    /// Keeps those of the KV compatibility classes of these nodes, if there is one. Nodes that are
-    /// gone are known for a while.
-    fn prefer_alike(&self, nodes: &mut Vec<&ClusterNode>, others: &[NodeId]) {
-        let role = nodes.first().map(|node| node.info().role);
-        let others = others.iter().filter_map(|name| self.nodes.get(name));
-        let classes: Vec<_> = others.filter(|node| Some(node.info().role) == role).map(|node| node.kv_class).collect();
-        let is_alike = |node: &&ClusterNode| classes.contains(&node.kv_class);
-        if nodes.iter().any(is_alike) {
-            nodes.retain(is_alike);
-        }
     }
 
     /// Whether others do the work of a role none of whose nodes is ready.
@@ -142,7 +106,6 @@ impl Cluster {
             return no_prefill_node(now, tokens, &full);
         }
         prefer(&mut nodes, request.beside);
-        self.prefer_alike(&mut nodes, request.alike);
         self.warm(now, &mut nodes, |node| node.charges.pending());
         self.leave_out_busy(now, request, &mut nodes);
         Ok(nodes.into_iter().map(|node| self.prefill_candidate(now, request, node, matches)).collect())
@@ -152,7 +115,7 @@ impl Cluster {
     /// would attract everything at once.
     fn warm(&self, now: Instant, nodes: &mut Vec<&ClusterNode>, load: impl Fn(&ClusterNode) -> usize) {
         let slow_start = self.config.slow_start;
-        if self.joined.is_none_or(|joined| now.saturating_duration_since(joined) >= slow_start) {
+        if self.nodes.joined().is_none_or(|joined| now.saturating_duration_since(joined) >= slow_start) {
             return;
         }
         let busiest = nodes.iter().map(|node| load(node)).max().unwrap_or(0);
@@ -168,7 +131,7 @@ impl Cluster {
     /// Leaves out nodes whose queue alone is longer than the objective, while others' is not.
     fn leave_out_busy(&self, now: Instant, request: &PlacementRequest<'_>, nodes: &mut Vec<&ClusterNode>) {
         // A prompt that may pass others does not wait for all of them.
-        let Some(Ttft(limit)) = request.slo_left().ttft.filter(|_| !self.placement.reorders()) else { return };
+        let Some(Ttft(limit)) = request.slo_left().ttft.filter(|_| !self.policies.placement.reorders()) else { return };
         let within = |node: &&ClusterNode| node.charges.backlog.total(now) <= limit.as_secs_f64();
         if nodes.iter().any(within) {
             nodes.retain(within);
@@ -222,13 +185,13 @@ impl Cluster {
         // The last token is always computed.
         let reusable = request.prompt_tokens.saturating_sub(1) / info.layout.block_tokens;
         let held = matches.of(node).min(reusable);
-        let may_fetch = self.config.fetches && self.placement.fetches();
+        let may_fetch = self.config.fetches && self.policies.placement.fetches();
         let longer = if may_fetch { self.holder_for(now, matches, node, held) } else { None };
         let fetch = longer.map(|(from, blocks)| (from, blocks.min(reusable))).filter(|(_, blocks)| *blocks > held);
         let fetch = match fetch {
             Some((from, blocks)) => {
                 let bytes = u64::from(blocks - held) * info.layout.block_bytes_all_layers() as u64;
-                let seconds = self.transfers.seconds(from, &info.node, bytes);
+                let seconds = self.predictor.transfers.seconds(from, &info.node, self.ledger.sending(from), bytes);
                 Some(self.plan(now, request, node, blocks, seconds))
             }
             None => None,
@@ -242,7 +205,7 @@ impl Cluster {
         QueueTerms {
             max_overtaken: self.config.max_overtaken,
             timeout: self.config.queue_timeout,
-            ..self.placement.terms(request, compute)
+            ..self.policies.placement.terms(request, compute)
         }
     }
 
@@ -255,9 +218,8 @@ impl Cluster {
         blocks: u32,
         transfer: f64,
     ) -> PrefillPlan {
-        let cost = &self.costs[node.class].1.prefill;
         let matched_tokens = blocks * node.info().layout.block_tokens;
-        let compute = node.speed.seconds(cost.prompt(request.prompt_tokens, matched_tokens));
+        let compute = self.predictor.prompt_seconds(node, request.prompt_tokens, matched_tokens);
         let terms = self.terms(request, compute);
         let QueueImpact { ahead, passed } = node.charges.backlog.impact(now, terms);
         PrefillPlan { matched_tokens, transfer, compute, ahead, passed }
@@ -275,15 +237,7 @@ impl Cluster {
         let Some(node) = self.nodes.get(node) else { return (*plan, 0) };
         let backlog = &node.charges.backlog;
         let QueueImpact { ahead, passed } = backlog.impact(now, terms);
-        (PrefillPlan { ahead, passed, ..*plan }, backlog.broken(now, terms, self.ttft_margin()))
-    }
-
-    /// How long a prefill node's chunks take.
-    pub(super) fn chunk_seconds(&self, node: &ClusterNode) -> ChunkSeconds {
-        let cost = &self.costs[node.class].1.prefill;
-        let seconds = |rows: u32| node.speed.seconds(cost.prompt(rows, 0));
-        let rows = cost.chunk_rows();
-        ChunkSeconds { full: seconds(rows), least: seconds((rows as usize / MIN_CHUNK_PART) as u32) }
+        (PrefillPlan { ahead, passed, ..*plan }, backlog.broken(now, terms, self.predictor.ttft_margin()))
     }
 
     pub(super) fn decode_candidates(
@@ -310,9 +264,8 @@ impl Cluster {
             }
         }
         prefer(&mut nodes, request.beside);
-        self.prefer_alike(&mut nodes, request.alike);
         self.warm(now, &mut nodes, |node| node.charges.sequences());
-        let counts = self.holds_for_prefill();
+        let counts = self.nodes.holds_for_prefill();
         let held = |node: &ClusterNode| if counts(node) { matches.of(node) } else { 0 };
         let mut candidates: Vec<_> =
             nodes.into_iter().map(|node| self.decode_candidate(sized, node, held(node))).collect();
@@ -339,7 +292,7 @@ impl Cluster {
         }
         let best_room = all.iter().map(|node| free_blocks(node)).max().unwrap_or(0);
         let needs = all.iter().map(|node| sized.needs(node).blocks).min().unwrap_or(0);
-        let soonest = all.iter().filter_map(|node| self.next_end(now, node)).min();
+        let soonest = all.iter().filter_map(|node| self.predictor.next_end(now, node)).min();
         let prompt = sized.request.prompt_tokens;
         let output = sized.request.max_tokens;
         let message = format!(
@@ -356,9 +309,10 @@ impl Cluster {
         let kv_tokens = charges.kv_tokens as f64;
         let prompt_blocks = info.layout.blocks_for(sized.request.prompt_tokens as usize);
         let bytes = prompt_blocks.saturating_sub(held as usize) as f64 * info.layout.block_bytes_all_layers() as f64;
-        let (push, push_last_layer) = self.transfers.push_seconds(&info.node, bytes, info.layout.num_layers);
-        let tbt = self.high_step_seconds(node, sequences + 1.0, kv_tokens + sized.needs(node).kv_tokens as f64);
-        let without = || self.high_step_seconds(node, sequences, kv_tokens);
+        let (push, push_last_layer) = self.predictor.transfers.push_seconds(&info.node, bytes, info.layout.num_layers);
+        let tbt =
+            self.predictor.high_step_seconds(node, sequences + 1.0, kv_tokens + sized.needs(node).kv_tokens as f64);
+        let without = || self.predictor.high_step_seconds(node, sequences, kv_tokens);
         DecodeCandidate {
             node: &info.node,
             tbt,

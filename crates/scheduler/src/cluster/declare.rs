@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use baton_types::{Declared, DeclaredPrefill};
 
+use super::Cluster;
 use super::candidates::Needs;
-use super::{Cluster, charged};
 use crate::backlog::QueuedPrompt;
-use crate::ledger::{Charge, DecodeCharge, NodeStart};
+use crate::ledger::{Charge, DecodeCharge, NodeStart, Placed};
 
 impl Cluster {
     /// Charges what was placed elsewhere. What is charged under its key already is given back
@@ -28,30 +28,26 @@ impl Cluster {
             prefilled: declared.prefill.is_none(),
         };
         if let Some(start) = &declared.decode {
-            charge.decode = self.declared_decode(now, declared, start).map(|decode| (start.clone(), decode));
-        }
-        if let Some((start, decode)) = &charge.decode
-            && let Some(node) = charged(&mut self.nodes, start)
-        {
-            node.charges.add_decode(key, *decode);
+            let decode = self.declared_decode(now, declared, start);
+            charge.decode = decode.map(|charge| Placed { at: start.clone(), charge });
         }
         if let Some(DeclaredPrefill { node, terms, tokens }) = &declared.prefill
-            && charged(&mut self.nodes, node).is_some()
+            && self.nodes.is_here(node)
         {
             let terms = *terms;
             let tokens = (*tokens).max(1);
             let prompt = QueuedPrompt { key, arrived: charge.placed, terms, tokens, deadline: None };
             charge.prefill = self.charge_prefill(now, &node.0, prompt);
         }
-        self.charges.insert(key, charge);
+        self.ledger.insert(key, charge, &mut self.nodes);
     }
 
-    fn declared_decode(&mut self, now: Instant, declared: &Declared, start: &NodeStart) -> Option<DecodeCharge> {
+    fn declared_decode(&self, now: Instant, declared: &Declared, start: &NodeStart) -> Option<DecodeCharge> {
         let prompt_tokens = declared.prompt_tokens;
         let max_tokens = declared.max_tokens;
-        let output_tokens = self.output_lengths.expected_left(0, max_tokens);
-        let node = charged(&mut self.nodes, start)?;
-        let Needs { blocks, kv_tokens } = Needs::of((prompt_tokens, max_tokens), output_tokens, node);
+        let output_tokens = self.predictor.output_lengths.expected_left(0, max_tokens);
+        let node = self.nodes.get(&start.0).filter(|_| self.nodes.is_here(start))?;
+        let Needs { blocks, kv_tokens } = Needs::of(prompt_tokens, max_tokens, output_tokens, node);
         let ago = |time: Duration| now.checked_sub(time).unwrap_or(now);
         let placed = ago(declared.placed_ago);
         let begins = declared.first_token_ago.map_or(placed + declared.ttft, ago);
@@ -108,7 +104,7 @@ mod tests {
         cluster.declare(now, &Declared { prefill: None, first_token_ago: Some(SECOND), ..declared() });
         assert!(cluster.node(&id("p0")).unwrap().charges.is_zero());
         assert_eq!(cluster.node(&id("d0")).unwrap().charges.decoding_now().sequences, 1.0);
-        assert_eq!(cluster.ttft_margin(), 0.0, "nothing is learnt from it");
+        assert_eq!(cluster.predictor.ttft_margin(), 0.0, "nothing is learnt from it");
         cluster.on_ended(now, key(1));
         assert!(cluster.nodes().all(|node| node.charges.is_zero()));
     }

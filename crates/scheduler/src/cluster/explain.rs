@@ -174,6 +174,19 @@ fn counts(verdicts: impl Iterator<Item = (Verdict, usize)>) -> Vec<(Verdict, usi
     counts
 }
 
+/// The candidates of a request, and which of them were chosen.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Compared<'a> {
+    pub sized: SizedRequest<'a>,
+    pub matches: &'a Matches,
+    pub prefill: &'a [PrefillCandidate<'a>],
+    pub decode: &'a [DecodeCandidate<'a>],
+    /// Index of the prefill candidate.
+    pub chosen_prefill: Option<usize>,
+    /// Index of the decode candidate.
+    pub chosen_decode: Option<usize>,
+}
+
 impl Cluster {
     /// What [`Cluster::place`] would decide now, with the same `rng`, and why. Nothing is charged,
     /// and no policy learns of it.
@@ -185,10 +198,10 @@ impl Cluster {
     ) -> Explanation {
         self.on_tick(now);
         let request = &self.bounded(request);
-        let sized = self.sized(request);
+        let sized = self.predictor.sized(request);
         let matches = self.matches(request);
-        let policy = self.placement.boxed_clone();
-        let mut admission = self.admission.boxed_clone();
+        let policy = self.policies.placement.boxed_clone();
+        let mut admission = self.policies.admission.boxed_clone();
         let (chosen, rows) = self.look(now, sized, &matches, &*policy, Some(RowLimit::ALL), rng);
         let decision = chosen.and_then(|chosen| {
             let assessment = self.assess(now, sized, &chosen);
@@ -202,8 +215,8 @@ impl Cluster {
     pub(super) fn explanation(&self, decision: Result<Placement, Refusal>, rows: Rows) -> Explanation {
         let Rows { prefill, decode, prefill_rest, decode_rest } = rows;
         Explanation {
-            placement: self.placement.name(),
-            admission: self.admission.name(),
+            placement: self.policies.placement.name(),
+            admission: self.policies.admission.name(),
             prefill,
             decode,
             prefill_rest,
@@ -217,12 +230,11 @@ impl Cluster {
     pub(super) fn rows(
         &self,
         now: Instant,
-        (sized, matches): (SizedRequest<'_>, &Matches),
-        (prefill, decode): (&[PrefillCandidate<'_>], &[DecodeCandidate<'_>]),
-        (chosen_prefill, chosen_decode): (Option<usize>, Option<usize>),
+        compared: Compared<'_>,
         policy: &dyn PlacementPolicy,
         keep: RowLimit,
     ) -> Rows {
+        let Compared { sized, matches, prefill, decode, chosen_prefill, chosen_decode } = compared;
         let target = chosen_decode.map(|index| &decode[index]);
         let prefill_row = |index: usize, candidate: &PrefillCandidate<'_>| PrefillExplanation {
             node: candidate.node.clone(),
@@ -242,7 +254,7 @@ impl Cluster {
                 .nodes
                 .get(candidate.node)
                 .filter(|_| self.config.prompts_at_decode != PromptsAtDecode::Never)
-                .map(|node| self.prompt_at_decode(now, sized, node, matches.of(node))),
+                .map(|node| self.predictor.prompt_at_decode(now, sized, node, matches.of(node))),
         };
         let sooner = |candidate: &PrefillCandidate<'_>| {
             candidate.plans().map(|(plan, _)| plan.finish()).fold(f64::INFINITY, f64::min)

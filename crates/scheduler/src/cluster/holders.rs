@@ -8,9 +8,10 @@
 
 use std::time::{Duration, Instant};
 
-use baton_types::{ErrorKind, FetchReport, NodeId, NodeRole};
+use baton_types::{BlockHash, ErrorKind, FetchReport, NodeId, NodeRole};
 
 use super::candidates::Matches;
+use super::table::NodeTable;
 use super::{Cluster, ClusterNode};
 use crate::backoff::Backoff;
 
@@ -42,16 +43,42 @@ impl Cluster {
         let pair = (holder.clone(), reader.clone());
         match &report.failure {
             None => {
-                self.pauses.succeeded(&pair);
+                self.nodes.pauses.succeeded(&pair);
                 self.on_transfer(holder, reader, report.bytes, report.elapsed.as_secs_f64());
             }
-            Some(failure) if is_fault(failure.kind) => self.pauses.failed(now, pair),
+            Some(failure) if is_fault(failure.kind) => self.nodes.pauses.failed(now, pair),
             Some(_) => {}
         }
     }
 
+    /// The node that `reader` would fetch a prefix from, and how many blocks that holds, if it is
+    /// more than `own`.
+    pub(super) fn holder_for<'a>(
+        &'a self,
+        now: Instant,
+        matches: &'a Matches,
+        reader: &ClusterNode,
+        own: u32,
+    ) -> Option<(&'a NodeId, u32)> {
+        let (holder, blocks) = matches.longest(reader.kv_class).filter(|(_, blocks)| *blocks > own)?;
+        if !self.nodes.is_paused(now, holder, &reader.info().node) {
+            return Some((holder, blocks));
+        }
+        let may = |node: &ClusterNode| !self.nodes.is_paused(now, &node.info().node, &reader.info().node);
+        let sending = |node: &NodeId| self.ledger.sending(node);
+        let other = self.nodes.longest_holder(matches, reader.kv_class, sending, may);
+        other.filter(|(_, blocks)| *blocks > own).map(|(node, blocks)| (&node.info().node, blocks))
+    }
+
+    /// Who holds what of a prefix.
+    pub(super) fn matches_of(&self, hashes: &[BlockHash]) -> Matches {
+        self.nodes.matches_of(hashes, |node| self.ledger.sending(node))
+    }
+}
+
+impl NodeTable {
     /// Whether `reader` is not to ask `holder` now.
-    pub(super) fn is_paused(&self, now: Instant, holder: &NodeId, reader: &NodeId) -> bool {
+    fn is_paused(&self, now: Instant, holder: &NodeId, reader: &NodeId) -> bool {
         if self.pauses.is_empty() {
             return false;
         }
@@ -65,35 +92,35 @@ impl Cluster {
         is_own || readers >= FAILED_READERS
     }
 
-    /// The node that `reader` would fetch a prefix from, and how many blocks that holds, if it is
-    /// more than `own`.
-    pub(super) fn holder_for<'a>(
-        &'a self,
-        now: Instant,
-        matches: &'a Matches,
-        reader: &ClusterNode,
-        own: u32,
-    ) -> Option<(&'a NodeId, u32)> {
-        let (holder, blocks) = matches.longest(reader.kv_class).filter(|(_, blocks)| *blocks > own)?;
-        if !self.is_paused(now, holder, &reader.info().node) {
-            return Some((holder, blocks));
+    /// Who holds what of a prefix. `sending` says how many bytes a node sends now.
+    fn matches_of(&self, hashes: &[BlockHash], sending: impl Fn(&NodeId) -> u64) -> Matches {
+        let found = self.index.matches(hashes);
+        let found = found.by_slot();
+        let Some(slots) = found.iter().map(|(slot, _)| usize::from(slot.0) + 1).max() else {
+            return Matches::default();
+        };
+        let mut blocks = vec![0; slots];
+        for (slot, held) in found {
+            blocks[usize::from(slot.0)] = *held;
         }
-        let may = |node: &ClusterNode| !self.is_paused(now, &node.info().node, &reader.info().node);
-        let other = self.longest_holder(matches, reader.kv_class, may).filter(|(_, blocks)| *blocks > own);
-        other.map(|(node, blocks)| (&node.info().node, blocks))
+        let matches = Matches { blocks, longest: Vec::new() };
+        let named = |(node, blocks): (&ClusterNode, u32)| (node.info().node.clone(), blocks);
+        let longest = |kv_class| self.longest_holder(&matches, kv_class, &sending, |_| true).map(named);
+        Matches { longest: (0..self.kv_classes.len()).map(longest).collect(), ..matches }
     }
 
     /// Of the nodes of a class that hold most and can send it, the one that sends least now: a hot
     /// prefix has many holders.
-    pub(super) fn longest_holder(
+    fn longest_holder(
         &self,
         matches: &Matches,
         kv_class: usize,
+        sending: impl Fn(&NodeId) -> u64,
         may: impl Fn(&ClusterNode) -> bool,
     ) -> Option<(&ClusterNode, u32)> {
         let mut longest: Option<(&ClusterNode, u32)> = None;
-        let sending = |node: &ClusterNode| self.transfers.sending(&node.info().node);
-        for node in self.nodes.values().filter(|node| node.kv_class == kv_class) {
+        let sending = |node: &ClusterNode| sending(&node.info().node);
+        for node in self.values().filter(|node| node.kv_class == kv_class) {
             let held = matches.of(node);
             let is_longer =
                 longest.is_none_or(|(other, most)| held > most || held == most && sending(node) < sending(other));
@@ -108,7 +135,7 @@ impl Cluster {
     /// class may compute the prompt.
     pub(super) fn holds_for_prefill(&self) -> impl Fn(&ClusterNode) -> bool + use<> {
         let computing: Option<Vec<usize>> = (self.kv_classes.len() > 1).then(|| {
-            let mut classes: Vec<_> = self.nodes.of_role(NodeRole::Prefill).map(|node| node.kv_class).collect();
+            let mut classes: Vec<_> = self.of_role(NodeRole::Prefill).map(|node| node.kv_class).collect();
             classes.sort_unstable();
             classes.dedup();
             classes
@@ -128,7 +155,7 @@ impl Cluster {
 
 #[cfg(test)]
 mod tests {
-    use baton_types::{BlockHash, Generation, KvEvent, NodeInfo, Refused};
+    use baton_types::{Generation, KvEvent, NodeInfo, Refused};
 
     use super::super::tests::{SECOND, id, info, key, place, request};
     use super::super::{ClusterConfig, Policies, PromptsAtDecode};
@@ -185,7 +212,7 @@ mod tests {
         // Nor does it spare a decode node the push.
         let sized = request(2, &hashes);
         let matches = cluster.matches_of(&hashes);
-        let candidates = cluster.decode_candidates(now, cluster.sized(&sized), &matches).unwrap();
+        let candidates = cluster.decode_candidates(now, cluster.predictor.sized(&sized), &matches).unwrap();
         let push: Vec<_> = candidates.iter().map(|candidate| candidate.push).collect();
         assert!(push[0] > push[2] && push[2] > push[1], "{push:?}");
         let third = NodeInfo { kv_class: "third".to_owned(), ..info("p2", NodeRole::Prefill, 1) };
@@ -193,27 +220,8 @@ mod tests {
         assert_eq!(cluster.holder_for(now, &matches, cluster.node(&id("p2")).unwrap(), 0), None);
         let other = NodeInfo { kv_class: "other".to_owned(), ..info("p3", NodeRole::Prefill, 1) };
         cluster.on_node_joined(now, other);
-        let candidates = cluster.decode_candidates(now, cluster.sized(&sized), &matches).unwrap();
+        let candidates = cluster.decode_candidates(now, cluster.predictor.sized(&sized), &matches).unwrap();
         assert!(candidates[0].push < candidates[1].push, "a node that computes alike may send it");
-    }
-
-    #[test]
-    fn resumed_output_prefers_decode_nodes_of_its_kv_class() {
-        let now = Instant::now();
-        let mut cluster = cluster(now);
-        cluster.on_node_left(now, &id("d0"), Generation(1));
-        let other = NodeInfo { kv_class: "other".to_owned(), ..info("d3", NodeRole::Decode, 1) };
-        cluster.on_node_joined(now, other);
-        let decode = |cluster: &Cluster, alike: &[&str]| {
-            let alike: Vec<_> = alike.iter().map(|name| id(name)).collect();
-            let request = crate::placement::PlacementRequest { alike: &alike, output_tokens: 9, ..request(1, &[]) };
-            let candidates = cluster.decode_candidates(now, cluster.sized(&request), &cluster.matches_of(&[])).unwrap();
-            candidates.iter().map(|candidate| candidate.node.to_string()).collect::<Vec<_>>()
-        };
-        assert_eq!(decode(&cluster, &["p0", "d0"]), ["d3"], "as the node that is gone");
-        assert_eq!(decode(&cluster, &["p0", "d1"]), ["d1", "d2"]);
-        cluster.on_node_left(now, &id("d3"), Generation(1));
-        assert_eq!(decode(&cluster, &["p0", "d0"]), ["d1", "d2"], "the output goes on all the same");
     }
 
     #[test]
@@ -254,7 +262,7 @@ mod tests {
         assert_eq!(holders(&cluster, now), named(["d2", "d2"]));
         // Of a later start nothing is known.
         cluster.on_node_left(now, &id("d1"), Generation(1));
-        assert!(cluster.pauses.is_empty());
+        assert!(cluster.nodes.pauses.is_empty());
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! Another decode node for a sequence whose own has no room for it, or is on its way out.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_types::{NodeId, NodeRole, RequestKey};
 
 use super::candidates::has_seat;
 use super::{Cluster, ClusterNode};
-use crate::ledger::{Charge, DecodeCharge, NodeStart};
+use crate::ledger::{Charge, DecodeCharge, FetchCharge, Placed};
 use crate::placement::PrefixFetch;
 
 /// Blocks of its output that a sequence should find room for at its new node.
@@ -33,7 +33,7 @@ impl Cluster {
         tokens: u32,
         exclude: &[NodeId],
     ) -> Option<MigrationChoice> {
-        let (from, charge) = self.charges.get(&key)?.decode.clone()?;
+        let Placed { at: from, charge } = self.ledger.decoding(key)?.clone();
         let source = self.nodes.get(&from.0)?;
         let charge = source.charges.decode(key).unwrap_or(charge);
         let class = source.class;
@@ -45,17 +45,28 @@ impl Cluster {
         })?;
         let start = (to.info().node.clone(), to.info().generation);
         let fetch = PrefixFetch { from: from.0.clone(), tokens: full * layout.block_tokens, bytes };
-        self.charge_migration(now, migrated, (start.clone(), charge), (from, bytes));
-        Some(MigrationChoice { to: start.0, fetch })
+        let to = start.0.clone();
+        let charge = DecodeCharge { begun: true, charged: now, ..charge };
+        let charge = Charge {
+            prefill: None,
+            tail: None,
+            fetch: Some(FetchCharge { from, bytes }),
+            decode: Some(Placed { at: start, charge }),
+            placed: now,
+            ttft: Duration::ZERO,
+            prefilled: true,
+        };
+        self.ledger.insert(migrated, charge, &mut self.nodes);
+        Some(MigrationChoice { to, fetch })
     }
 
     /// Another decode node for a request whose own refused it a grant: the one with the most room,
     /// by its last report. It is charged there from now on, and no more at its former node. `None`
     /// if no node has room now: it stays at its node.
     pub fn reselect(&mut self, now: Instant, key: RequestKey) -> Option<NodeId> {
-        let (from, charge) = self.charges.get(&key)?.decode.clone()?;
-        let to = self.roomiest_other(&from.0, &charge, charge.prompt_tokens, |_| true)?.info().node.clone();
-        self.change_decode_node(now, key, &to);
+        let Placed { at: from, charge } = self.ledger.decoding(key)?;
+        let to = self.roomiest_other(&from.0, charge, charge.prompt_tokens, |_| true)?.info().node.clone();
+        self.ledger.change_decode_node(now, key, &to, &mut self.nodes);
         Some(to)
     }
 
@@ -79,33 +90,9 @@ impl Cluster {
     fn keeps_paces(&self, node: &ClusterNode, charge: &DecodeCharge, tokens: u32) -> bool {
         let sequences = node.charges.sequences() as f64;
         let kv_tokens = node.charges.kv_tokens as f64;
-        let without = self.high_step_seconds(node, sequences, kv_tokens);
-        let with = self.high_step_seconds(node, sequences + 1.0, kv_tokens + f64::from(tokens));
+        let without = self.predictor.high_step_seconds(node, sequences, kv_tokens);
+        let with = self.predictor.high_step_seconds(node, sequences + 1.0, kv_tokens + f64::from(tokens));
         charge.tbt.is_none_or(|limit| with <= limit.as_secs_f64()) && !node.charges.has_tbt_limit_in(without, with)
-    }
-
-    fn charge_migration(
-        &mut self,
-        now: Instant,
-        key: RequestKey,
-        decode: (NodeStart, DecodeCharge),
-        fetch: (NodeStart, u64),
-    ) {
-        let (start, charge) = decode;
-        let charge = DecodeCharge { begun: true, charged: now, ..charge };
-        let Some(node) = self.nodes.get_mut(&start.0) else { return };
-        node.charges.add_decode(key, charge);
-        self.transfers.begin(&fetch.0.0, fetch.1);
-        let charge = Charge {
-            prefill: None,
-            tail: None,
-            fetch: Some(fetch),
-            decode: Some((start, charge)),
-            placed: now,
-            ttft: std::time::Duration::ZERO,
-            prefilled: true,
-        };
-        self.charges.insert(key, charge);
     }
 }
 
@@ -133,8 +120,6 @@ fn spare_blocks(node: &ClusterNode, charge: &DecodeCharge, tokens: u32) -> Optio
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use baton_types::{Attempt, Load, Slo, Tbt};
 
     use super::super::tests::{cluster, id, info, key, place, request};
@@ -222,7 +207,8 @@ mod tests {
     fn migration_avoids_node_where_it_would_break_a_tbt_objective() {
         let now = Instant::now();
         let mut cluster = cluster(now, PlacementKind::CacheAware);
-        let steps = |cluster: &Cluster, n: f64| cluster.high_step_seconds(cluster.node(&id("d0")).unwrap(), n, 0.0);
+        let steps =
+            |cluster: &Cluster, n: f64| cluster.predictor.high_step_seconds(cluster.node(&id("d0")).unwrap(), n, 0.0);
         let limit = duration((steps(&cluster, 1.0) + steps(&cluster, 2.0)) / 2.0);
         let tight = Slo { tbt: Some(Tbt(limit)), ..Slo::default() };
         let from =

@@ -4,245 +4,75 @@
 //! node that was charged.
 
 mod at_decode;
+mod books;
 mod candidates;
+mod config;
 mod declare;
 mod explain;
-mod forecast;
 mod holders;
 mod migration;
 mod node;
 mod node_forecast;
 mod partial_prefill;
 mod place;
-mod replicate;
+mod predictor;
 mod request;
 mod table;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_kv_cache::{Applied, BlockHasher, PrefixIndex};
-use baton_types::{Generation, KvEvent, Load, NodeId, NodeInfo, NodeRole, QueueTerms, RequestKey};
+use baton_types::{Generation, KvEvent, Load, NodeId, NodeInfo, NodeRole, RequestKey};
 
-use crate::admission::{AdmissionKind, AdmissionPolicy};
-use crate::cost::{ClassCost, OutputLength, Residuals, SpeedFactor, TransferCost};
-use crate::ledger::{Charge, NodeStart};
-use crate::placement::{PlacementKind, PlacementPolicy};
+use crate::ledger::NodeStart;
 
-use holders::HolderPauses;
-use replicate::Replications;
+use books::{Ledger, Ttfts};
+use predictor::Predictor;
 use table::NodeTable;
 
 pub use at_decode::PromptAtDecode;
+pub use config::{ClusterConfig, Policies, PromptsAtDecode};
 pub use explain::{DecodeExplanation, Explanation, LeftOut, PrefillExplanation, Verdict};
 pub use migration::MigrationChoice;
 pub use node::{ClusterNode, NodeState};
 pub use node_forecast::NodeForecast;
-pub use replicate::{PrefixDemand, Replication, ReplicationOrder};
-
-/// Bounds and settings of a [`Cluster`].
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ClusterConfig {
-    /// Whether prefixes may be fetched from node to node, if the placement policy wants to.
-    pub fetches: bool,
-    /// Most prefill nodes that a hot prefix is replicated to, its holders included. 0 or 1: no
-    /// replication, only fetches.
-    pub replicas: usize,
-    /// Longest that a prompt is put off for others in a prefill node's queue.
-    pub max_overtaken: Duration,
-    /// Longest that it waits there for room.
-    pub queue_timeout: Duration,
-    /// Refuses requests that would wait longer than this for others, or make admitted ones wait
-    /// longer, by estimate. What they take themselves does not count, so a request that is alone is
-    /// admitted whatever it takes. Placement plans with it as with an objective. Admission policies
-    /// that take everything do not look at it.
-    pub max_wait: Option<Duration>,
-    /// Most requests that wait in the admission queue at once.
-    pub max_queued: usize,
-    /// Whether decode nodes compute prompts.
-    pub prompts_at_decode: PromptsAtDecode,
-    /// Whether decode nodes compute the last part of long prompts (partial prefill) behind the
-    /// prefill nodes that compute what comes before.
-    pub takes_partial_prefills: bool,
-    /// High quantile of the predictions: of the time to first token for
-    /// [`AdmissionKind::ValueDensity`], and of the steps. The latter is for it and for the choice
-    /// of the decode node.
-    pub admission_quantile: f64,
-    /// [`Assessment::decode_then`](crate::Assessment::decode_then) takes an answer to go on for
-    /// this many times the mean time of answers.
-    pub answer_factor: f64,
-    /// A node that joined takes its full share of the load after this long.
-    pub slow_start: Duration,
-    /// A node's own load report does not know yet what was placed this shortly before it.
-    pub report_delay: Duration,
-    /// A node that has not reported for this long takes requests only if no other can.
-    pub suspect_after: Duration,
-    /// Bytes per second from node to node, until it is measured.
-    pub bandwidth: f64,
-    /// What a node that has not reported for this long holds is forgotten: it is asked for a
-    /// snapshot when it reports again.
-    pub index_ttl: Duration,
-    /// Blocks of one node in the prefix index.
-    pub max_index_entries_per_node: usize,
-    /// Nodes that left and are still shown.
-    pub max_lost_nodes: usize,
-}
-
-/// Which prompts decode nodes compute themselves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum PromptsAtDecode {
-    /// None: without a prefill node requests are refused.
-    Never,
-    /// All, if no prefill node takes requests.
-    Fallback,
-    /// Those too that are so short that they are answered as soon, and disturb no stream
-    /// (conditional disaggregation).
-    #[default]
-    Short,
-}
-
-impl PromptsAtDecode {
-    /// Its name in settings.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Never => "never",
-            Self::Fallback => "fallback",
-            Self::Short => "short",
-        }
-    }
-}
-
-impl std::str::FromStr for PromptsAtDecode {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        match name {
-            "never" => Ok(Self::Never),
-            "fallback" => Ok(Self::Fallback),
-            "short" => Ok(Self::Short),
-            _ => Err(format!("'{name}', but must be never, fallback or short")),
-        }
-    }
-}
-
-impl Default for ClusterConfig {
-    fn default() -> Self {
-        Self {
-            fetches: true,
-            replicas: 0,
-            max_overtaken: QueueTerms::MAX_OVERTAKEN,
-            queue_timeout: QueueTerms::TIMEOUT,
-            max_wait: Some(MAX_WAIT),
-            max_queued: 512,
-            prompts_at_decode: PromptsAtDecode::default(),
-            takes_partial_prefills: true,
-            admission_quantile: 0.9,
-            answer_factor: 4.0,
-            slow_start: Duration::from_secs(10),
-            report_delay: Duration::from_millis(100),
-            suspect_after: Duration::from_secs(5),
-            bandwidth: 1e9,
-            index_ttl: Duration::from_secs(60),
-            max_index_entries_per_node: 1 << 20,
-            max_lost_nodes: 16,
-        }
-    }
-}
-
-/// Where requests go, and which are taken in.
-#[derive(Debug)]
-pub struct Policies {
-    /// How nodes are chosen.
-    pub placement: Box<dyn PlacementPolicy>,
-    /// What is taken in.
-    pub admission: Box<dyn AdmissionPolicy>,
-}
-
-impl Policies {
-    /// Production's.
-    pub fn new(placement: PlacementKind, admission: AdmissionKind) -> Self {
-        Self { placement: placement.policy(), admission: admission.policy() }
-    }
-}
-
-impl Default for Policies {
-    fn default() -> Self {
-        Self::new(PlacementKind::default(), AdmissionKind::default())
-    }
-}
 
 /// The conductor's picture of the cluster: membership, prefix index, cost models and the ledger of
 /// charges. Placement is [`Cluster::place`].
 #[derive(Debug)]
 pub struct Cluster {
     config: ClusterConfig,
-    placement: Box<dyn PlacementPolicy>,
-    admission: Box<dyn AdmissionPolicy>,
+    policies: Policies,
     nodes: NodeTable,
-    index: Arc<PrefixIndex>,
-    /// Cost models by class; a node knows the index of its own.
-    costs: Vec<(CostClass, ClassCost)>,
+    predictor: Predictor,
     ticked: Option<Instant>,
-    /// When the last node joined.
-    joined: Option<Instant>,
-    transfers: TransferCost,
-    /// Names of the KV compatibility classes; a node knows the number of its own.
-    kv_classes: Vec<String>,
-    pauses: HolderPauses,
-    replications: Replications,
-    output_lengths: OutputLength,
-    /// Of the predicted time to first token.
-    ttft_residuals: Residuals,
-    charges: BTreeMap<RequestKey, Charge>,
-    /// Requests that wait in the admission queue, to be placed.
-    retryable: BTreeSet<RequestKey>,
+    ledger: Ledger,
 }
 
-/// [`ClusterConfig::max_wait`] if not set otherwise.
-const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Shortest time between two looks at who reports.
 const TICK: Duration = Duration::from_millis(100);
-/// Answers are about so long until some have ended.
-const FIRST_OUTPUT_TOKENS: u32 = 256;
-
-/// Nodes of one class cost the same, up to a factor: role, model and kv_class.
-type CostClass = (NodeRole, u64, String);
-
-fn cost_class(info: &NodeInfo) -> CostClass {
-    (info.role, info.layout.model, info.kv_class.clone())
-}
 
 impl Cluster {
     /// A cluster without nodes.
     pub fn new(config: ClusterConfig, policies: Policies) -> Self {
         Self {
             config,
-            placement: policies.placement,
-            admission: policies.admission,
-            nodes: NodeTable::default(),
-            index: Arc::new(PrefixIndex::new(config.max_index_entries_per_node)),
-            costs: Vec::new(),
+            policies,
+            nodes: NodeTable::new(config.max_index_entries_per_node),
+            predictor: Predictor::new(config.admission_quantile, config.bandwidth),
             ticked: None,
-            joined: None,
-            transfers: TransferCost::new(config.bandwidth),
-            kv_classes: Vec::new(),
-            pauses: holders::no_pauses(),
-            replications: Replications::default(),
-            output_lengths: OutputLength::new(FIRST_OUTPUT_TOKENS),
-            ttft_residuals: Residuals::default(),
-            charges: BTreeMap::new(),
-            retryable: BTreeSet::new(),
+            ledger: Ledger::default(),
         }
     }
 
     /// Decides by other rules from now on. What is known of the nodes, and what is charged, stays.
     pub fn set_rules(&mut self, config: ClusterConfig, policies: Policies) {
         self.config = config;
-        self.placement = policies.placement;
-        self.admission = policies.admission;
+        self.predictor.set_quantile(config.admission_quantile);
+        self.policies = policies;
     }
 
     /// Every node, those that left lately included: prefill nodes before decode nodes, by name.
@@ -256,25 +86,25 @@ impl Cluster {
     }
 
     /// Whether this start of a node is here.
-    pub fn is_here(&self, (node, generation): &NodeStart) -> bool {
-        self.nodes.get(node).is_some_and(|node| node.info().generation == *generation && !node.state().is_gone())
+    pub fn is_here(&self, start: &NodeStart) -> bool {
+        self.nodes.is_here(start)
     }
 
     /// Nothing is placed here any more: what was charged, or waits, is in the books of another.
     pub fn forget_charges(&mut self, now: Instant) {
-        let keys: Vec<_> = self.charges.keys().chain(&self.retryable).copied().collect();
+        let keys: Vec<_> = self.ledger.keys().collect();
         keys.into_iter().for_each(|key| self.on_ended(now, key));
     }
 
     /// Who holds which blocks. Events may be applied to it, and chains looked up, while this
     /// cluster is in use elsewhere.
     pub fn index(&self) -> Arc<PrefixIndex> {
-        Arc::clone(&self.index)
+        Arc::clone(&self.nodes.index)
     }
 
     /// Name of the policy that takes in.
     pub fn admission_policy(&self) -> &'static str {
-        self.admission.name()
+        self.policies.admission.name()
     }
 
     /// Whether a request could be served now: a decode node is ready, and a prefill node is or is
@@ -297,7 +127,7 @@ impl Cluster {
 
     /// Requests that are charged.
     pub fn placed(&self) -> usize {
-        self.charges.len()
+        self.ledger.placed()
     }
 
     /// How the nodes hash the blocks of prompts, and the tokens of a block; `None` while no node
@@ -314,31 +144,10 @@ impl Cluster {
             Some(known) if known >= info.generation => return,
             // Its end may be told later, or not at all: what was on its way to it will not come.
             Some(earlier) => self.leave(now, &info.node, earlier, NodeState::Lost),
-            None => self.index.remove_node(&info.node),
+            None => self.nodes.index.remove_node(&info.node),
         }
-        let slot = self.index.add_node(&info.node, info.generation);
-        let class = self.class_of(&info);
-        let cost = &self.costs[class].1;
-        let own = ClassCost::new(&info.profile);
-        let (own, usual) = match info.role {
-            NodeRole::Prefill => (own.prefill.prompt(512, 0), cost.prefill.prompt(512, 0)),
-            NodeRole::Decode => (own.decode.step(8, 4096), cost.decode.step(8, 4096)),
-        };
-        let speed = SpeedFactor::from_profiles(own, usual);
-        self.joined = self.joined.max(Some(now));
-        self.transfers.introduce(&info.node, info.profile.transfer_bytes_per_s);
-        let kv_class = self.kv_class(&info.kv_class);
-        self.nodes.insert(ClusterNode::new(now, info, (class, kv_class), speed, slot));
-    }
-
-    /// Index of the node's class, which is seeded with its profile if it is the first of it.
-    fn class_of(&mut self, info: &NodeInfo) -> usize {
-        let class = cost_class(info);
-        let known = self.costs.iter().position(|(other, _)| *other == class);
-        known.unwrap_or_else(|| {
-            self.costs.push((class, ClassCost::new(&info.profile)));
-            self.costs.len() - 1
-        })
+        let introduced = self.predictor.introduce(&info);
+        self.nodes.enter(now, info, introduced);
     }
 
     /// A node is lost. What it had cached and was charged is forgotten; the requests on it are
@@ -358,27 +167,9 @@ impl Cluster {
     }
 
     fn leave(&mut self, now: Instant, node: &NodeId, generation: Generation, state: NodeState) {
-        let Some(left) = self.nodes.get_mut(node).filter(|left| left.info().generation == generation) else { return };
-        left.on_left(now, state);
-        self.index.remove_node(node);
-        self.transfers.forget(node);
-        self.pauses.retain(|(holder, reader)| holder != node && reader != node);
-        // The node may come back as the same start, if its session broke and not the process. What
-        // was forgotten must not be given back to it then.
-        let gone = (node.clone(), generation);
-        self.end_replications_of(&gone);
-        for charge in self.charges.values_mut() {
-            charge.prefill.take_if(|prefill| *prefill == gone);
-            charge.tail.take_if(|tail| *tail == gone);
-            charge.fetch.take_if(|(from, _)| *from == gone);
-            charge.decode.take_if(|(decode, _)| *decode == gone);
-        }
-        let gone = self.nodes.values().filter(|node| node.state().is_gone());
-        let mut by_age: Vec<_> = gone.map(|node| (node.reported(), node.info().node.clone())).collect();
-        by_age.sort();
-        let surplus = by_age.len().saturating_sub(self.config.max_lost_nodes);
-        for (_, node) in by_age.into_iter().take(surplus) {
-            self.nodes.remove(&node);
+        if self.nodes.leave(now, node, generation, state, self.config.max_lost_nodes) {
+            self.predictor.transfers.forget(node);
+            self.ledger.forget_start(&(node.clone(), generation));
         }
     }
 
@@ -398,7 +189,7 @@ impl Cluster {
 
     /// A node's report.
     pub fn on_load(&mut self, now: Instant, node: &NodeId, load: Load) {
-        let Some(seconds) = self.nodes.get(node).map(|node| self.chunk_seconds(node)) else { return };
+        let Some(seconds) = self.nodes.get(node).map(|node| self.predictor.chunk_seconds(node)) else { return };
         let Some(node) = self.nodes.get_mut(node) else { return };
         if node.info().role == NodeRole::Prefill
             && let Some(known_until) = now.checked_sub(self.config.report_delay)
@@ -425,19 +216,8 @@ impl Cluster {
             return;
         }
         self.ticked = Some(now);
-        self.ttft_residuals.forget_old(now);
-        for (_, cost) in &mut self.costs {
-            cost.forget_old(now);
-        }
-        for node in self.nodes.values_mut() {
-            let silent = now.saturating_duration_since(node.reported());
-            if silent > self.config.suspect_after {
-                node.on_suspect();
-            }
-            if silent > self.config.index_ttl && !std::mem::replace(&mut node.is_expired, true) {
-                node.slot = self.index.expire(&node.info().node);
-            }
-        }
+        self.predictor.forget_old(now);
+        self.nodes.on_tick(now, self.config.suspect_after, self.config.index_ttl);
     }
 
     /// Changes of a node's prefix cache, or (`snapshot`) all of it, as in
@@ -450,7 +230,7 @@ impl Cluster {
         snapshot: bool,
         events: &[KvEvent],
     ) -> Applied {
-        self.index.on_events(node, generation, sequence, snapshot, events)
+        self.nodes.index.on_events(node, generation, sequence, snapshot, events)
     }
 
     /// A node's step took `seconds`: rows and attended tokens as in [`crate::StepPlan::rows`] and
@@ -462,14 +242,9 @@ impl Cluster {
             return;
         }
         let Some(node) = self.nodes.get_mut(node) else { return };
-        node.last_steps.observe(rows, seconds);
-        let cost = &mut self.costs[node.class].1;
-        match node.info().role {
-            NodeRole::Prefill => {
-                cost.on_prefill_step(&mut node.speed, rows, attended_tokens, seconds);
-                node.charges.backlog.on_chunk_done(now);
-            }
-            NodeRole::Decode => cost.on_decode_step(now, &mut node.speed, rows, attended_tokens, seconds),
+        self.predictor.on_step(now, node, rows, attended_tokens, seconds);
+        if node.info().role == NodeRole::Prefill {
+            node.charges.backlog.on_chunk_done(now);
         }
     }
 
@@ -477,72 +252,40 @@ impl Cluster {
     /// its layers tell.
     pub fn on_slice(&mut self, node: &NodeId, rows: u32, attended_tokens: u64, seconds: f64) {
         let Some(node) = self.nodes.get(node) else { return };
-        self.costs[node.class].1.on_slice(node.speed, rows, attended_tokens, seconds);
+        self.predictor.on_slice(node, rows, attended_tokens, seconds);
     }
 
     /// The request's prefix was fetched by its prefill node, or will not be.
     pub fn on_fetch_done(&mut self, key: RequestKey) {
-        let Some((from, bytes)) = self.charges.get_mut(&key).and_then(|charge| charge.fetch.take()) else { return };
-        self.transfers.end(&from.0, bytes);
+        self.ledger.on_fetch_done(key);
     }
 
     /// A transfer between two nodes that had the way for itself took so long.
     pub fn on_transfer(&mut self, from: &NodeId, to: &NodeId, bytes: u64, seconds: f64) {
-        self.transfers.observe(from, to, bytes, seconds);
+        self.predictor.transfers.observe(from, to, bytes, seconds);
     }
 
     /// The request's prompt is computed: its prefill node has done its part.
     pub fn on_prefilled(&mut self, now: Instant, key: RequestKey) {
-        self.on_fetch_done(key);
-        let Some(charge) = self.charges.get_mut(&key).filter(|charge| !charge.prefilled) else { return };
-        charge.prefilled = true;
-        let measured = now.saturating_duration_since(charge.placed);
-        self.ttft_residuals.observe(now, charge.ttft.as_secs_f64(), measured.as_secs_f64());
-        for start in charge.prefill.iter().chain(&charge.tail) {
-            if let Some(node) = charged(&mut self.nodes, start) {
-                node.charges.backlog.remove(now, key);
-            }
-        }
+        let Some(Ttfts { predicted, measured }) = self.ledger.on_prefilled(now, key, &mut self.nodes) else { return };
+        self.predictor.ttft_residuals.observe(now, predicted.as_secs_f64(), measured.as_secs_f64());
     }
 
     /// The request's first token goes out: it decodes from now on.
     pub fn on_first_token(&mut self, now: Instant, key: RequestKey) {
         self.on_prefilled(now, key);
-        if let Some((start, _)) = self.charges.get(&key).and_then(|charge| charge.decode.as_ref())
-            && let Some(node) = charged(&mut self.nodes, start)
-        {
-            node.charges.begin_decode(now, key);
-        }
+        self.ledger.on_first_token(now, key, &mut self.nodes);
     }
 
     /// The answer is complete, with so many tokens. The attempt is over.
     pub fn on_finished(&mut self, now: Instant, key: RequestKey, output_tokens: u32) {
-        self.output_lengths.observe(output_tokens);
+        self.predictor.output_lengths.observe(output_tokens);
         self.on_ended(now, key);
     }
 
     /// The attempt is over, one way or the other: everything that it was charged is given back.
     /// Unknown ones are ignored.
     pub fn on_ended(&mut self, now: Instant, key: RequestKey) {
-        self.retryable.remove(&key);
-        self.on_fetch_done(key);
-        let Some(charge) = self.charges.remove(&key) else { return };
-        for start in charge.prefill.iter().chain(&charge.tail) {
-            if let Some(node) = charged(&mut self.nodes, start) {
-                node.charges.backlog.remove(now, key);
-                node.charges.requests -= 1;
-            }
-        }
-        if let Some((node, _)) = &charge.decode
-            && let Some(node) = charged(&mut self.nodes, node)
-        {
-            node.charges.end_decode(key);
-        }
+        self.ledger.on_ended(now, key, &mut self.nodes);
     }
-}
-
-/// The node that was charged, if it has not left or restarted since.
-fn charged<'a>(nodes: &'a mut NodeTable, (node, generation): &NodeStart) -> Option<&'a mut ClusterNode> {
-    let alive = |node: &&mut ClusterNode| node.info().generation == *generation && !node.state().is_gone();
-    nodes.get_mut(node).filter(alive)
 }

@@ -6,6 +6,7 @@ use baton_kv_cache::NodeSlot;
 use baton_types::{Load, NodeInfo};
 
 use super::node_forecast::LastSteps;
+use super::predictor::Introduced;
 use crate::cost::SpeedFactor;
 use crate::ledger::NodeCharges;
 
@@ -66,15 +67,15 @@ pub struct ClusterNode {
 }
 
 impl ClusterNode {
-    /// `class` and `kv_class` are the indices of its class of cost and of its KV compatibility
-    /// class.
+    /// `kv_class` is the number of its KV compatibility class.
     pub(super) fn new(
         now: Instant,
         info: NodeInfo,
-        (class, kv_class): (usize, usize),
-        speed: SpeedFactor,
+        introduced: Introduced,
+        kv_class: usize,
         slot: Option<NodeSlot>,
     ) -> Self {
+        let Introduced { class, speed } = introduced;
         Self {
             info,
             state: NodeState::Ready,
@@ -141,10 +142,12 @@ impl ClusterNode {
         // again.
         let ordered = std::mem::take(&mut self.drain_ordered);
         self.drain_ordered = ordered && !load.draining;
-        self.state = match (load.draining || ordered, load.stalled) {
-            (true, _) => NodeState::Draining,
-            (false, true) => NodeState::Suspect,
-            (false, false) => NodeState::Ready,
+        self.state = if load.draining || ordered {
+            NodeState::Draining
+        } else if load.stalled {
+            NodeState::Suspect
+        } else {
+            NodeState::Ready
         };
         self.load = load;
         self.reported = now;

@@ -29,7 +29,8 @@ impl Cluster {
     pub fn node_forecast(&self, now: Instant, node: &ClusterNode) -> NodeForecast {
         let charges = &node.charges;
         let batch = charges.decoding_now();
-        let tbt = (batch.sequences > 0.0).then(|| self.high_step_seconds(node, batch.sequences, batch.kv_tokens));
+        let tbt =
+            (batch.sequences > 0.0).then(|| self.predictor.high_step_seconds(node, batch.sequences, batch.kv_tokens));
         NodeForecast {
             pending: charges.pending(),
             queue: duration(charges.backlog.total(now)),

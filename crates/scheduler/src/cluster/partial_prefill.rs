@@ -10,12 +10,12 @@ use std::time::Instant;
 
 use baton_types::{NodeId, QueueTerms};
 
-use super::at_decode::chunk_beside_batch;
+use super::at_decode::{Batch, StepBeside, chunk_beside_batch};
 use super::candidates::SizedRequest;
+use super::predictor::Predictor;
 use super::{Cluster, ClusterNode};
 use crate::cost::duration;
 use crate::decode::slice_layers;
-use crate::ledger::DecodeForecast;
 use crate::placement::{DecodeCandidate, PrefillPlan};
 use crate::prefill::SPLIT_CHUNKS;
 
@@ -64,10 +64,9 @@ impl Cluster {
         }
         let from = self.nodes.get(prefill)?;
         let to = self.nodes.get(decode?.node)?;
-        let is_able = |node: &ClusterNode| node.info().takes_partial_prefills;
         let is_alike = from.info().kv_class == to.info().kv_class
             && from.info().layout.block_tokens == to.info().layout.block_tokens;
-        if !is_able(from) || !is_able(to) || !is_alike {
+        if !is_alike {
             return None;
         }
         // Other partial prefills that are still to be computed there when the first part's turn
@@ -75,57 +74,15 @@ impl Cluster {
         let turn = plan.ahead.max(plan.transfer);
         let busy = (to.charges.backlog.total(now) - turn).max(0.0);
         // Who decodes there by then.
-        let batch = self.expected_at(now, now + duration(turn), to);
-        let cuts = self.cut_points(request.prompt_tokens, plan.matched_tokens, from.info().layout.block_tokens);
-        let cuts = cuts.filter_map(|head_end| self.cut_at(sized, (from, to), plan, (busy, batch), head_end));
+        let batch = self.predictor.expected_at(now, now + duration(turn), to);
+        let busy = Busy { seconds: busy, batch: Batch { sequences: batch.sequences, kv_tokens: batch.kv_tokens } };
+        let pair = Pair { from, to };
+        let cuts = cut_points(request.prompt_tokens, plan.matched_tokens, from.info().layout.block_tokens);
+        let cuts =
+            cuts.filter_map(|head_end| self.predictor.cut_at(sized.request.prompt_tokens, pair, plan, busy, head_end));
         let best = cuts.min_by(|a, b| a.finish().total_cmp(&b.finish()))?;
         let gain = plan.compute - best.finish();
         (gain >= (plan.compute * LEAST_GAIN).max(LEAST_SECONDS)).then_some(best)
-    }
-
-    /// Positions at which the last part may begin: block boundaries, something before and behind
-    /// them.
-    fn cut_points(&self, tokens: u32, matched: u32, block_tokens: u32) -> impl Iterator<Item = u32> {
-        let uncached = tokens.saturating_sub(matched);
-        let points =
-            (1..CUTS).map(move |part| matched + (u64::from(uncached) * u64::from(part) / u64::from(CUTS)) as u32);
-        let whole = points.map(move |point| point / block_tokens * block_tokens);
-        whole.filter(move |point| *point > matched && *point < tokens && tokens - point <= MAX_TAIL_TOKENS)
-    }
-
-    fn cut_at(
-        &self,
-        sized: SizedRequest<'_>,
-        (from, to): (&ClusterNode, &ClusterNode),
-        plan: &PrefillPlan,
-        (busy, batch): (f64, DecodeForecast),
-        head_end: u32,
-    ) -> Option<PartialPrefill> {
-        let tokens = sized.request.prompt_tokens;
-        let partial_prefill_tokens = tokens - head_end;
-        let seconds = |node: &ClusterNode, tokens, cached| {
-            node.speed.seconds(self.costs[node.class].1.prefill.one_chunk(tokens, cached))
-        };
-        let head = from.speed.seconds(self.costs[from.class].1.prefill.prompt(head_end, plan.matched_tokens));
-        // As the node cuts it into chunks.
-        let chunk = self.costs[from.class].1.prefill.chunk_rows().max(1);
-        let rows = head_end - plan.matched_tokens;
-        let most = chunk.saturating_mul(SPLIT_CHUNKS as u32);
-        let last = rows - (rows.saturating_sub(most)).div_ceil(chunk) * chunk;
-        let last = seconds(from, head_end, head_end - last);
-        let alone = seconds(to, tokens, head_end);
-        let layers = to.info().layout.num_layers.max(1);
-        let slices = f64::from(layers.div_ceil(slice_layers(chunk_beside_batch(to), layers, partial_prefill_tokens)));
-        let (step, breaks) = self.step_beside(to, (batch.sequences, batch.kv_tokens), alone / slices);
-        if breaks {
-            return None;
-        }
-        let tail = alone + slices * step;
-        // The last part begins a layer after the first one's last chunk, and ends a layer after it.
-        let layers = f64::from(layers);
-        let begins = (head - last + last / layers).max(busy);
-        let after = (begins + tail - head).max(tail / layers);
-        Some(PartialPrefill { partial_prefill_tokens, tail, head, after })
     }
 
     /// The first part on its terms, with what it does to the order of the prefill node's queue.
@@ -140,6 +97,65 @@ impl Cluster {
         let terms = self.terms(sized.request, partial.head);
         let (plan, broken) = self.reordered(now, terms, prefill, &PrefillPlan { compute: partial.head, ..*plan });
         (plan, terms, broken)
+    }
+}
+
+/// Positions at which the last part may begin: block boundaries, something before and behind them.
+fn cut_points(tokens: u32, matched: u32, block_tokens: u32) -> impl Iterator<Item = u32> {
+    let uncached = tokens.saturating_sub(matched);
+    let points = (1..CUTS).map(move |part| matched + (u64::from(uncached) * u64::from(part) / u64::from(CUTS)) as u32);
+    let whole = points.map(move |point| point / block_tokens * block_tokens);
+    whole.filter(move |point| *point > matched && *point < tokens && tokens - point <= MAX_TAIL_TOKENS)
+}
+
+/// The nodes of a partial prefill.
+#[derive(Clone, Copy)]
+struct Pair<'a> {
+    from: &'a ClusterNode,
+    to: &'a ClusterNode,
+}
+
+/// What the decode node has to do before, and beside it.
+#[derive(Clone, Copy)]
+struct Busy {
+    /// Other partial prefills, after this one's turn comes at the prefill node.
+    seconds: f64,
+    batch: Batch,
+}
+
+impl Predictor {
+    /// The prompt in two parts, of which the first ends at `head_end`; `None` if a stream would
+    /// miss its objective.
+    fn cut_at(
+        &self,
+        tokens: u32,
+        pair: Pair<'_>,
+        plan: &PrefillPlan,
+        busy: Busy,
+        head_end: u32,
+    ) -> Option<PartialPrefill> {
+        let Pair { from, to } = pair;
+        let partial_prefill_tokens = tokens - head_end;
+        let head = self.prompt_seconds(from, head_end, plan.matched_tokens);
+        // As the node cuts it into chunks.
+        let chunk = self.chunk_rows(from).max(1);
+        let rows = head_end - plan.matched_tokens;
+        let most = chunk.saturating_mul(SPLIT_CHUNKS as u32);
+        let last = rows - (rows.saturating_sub(most)).div_ceil(chunk) * chunk;
+        let last = self.one_chunk_seconds(from, head_end, head_end - last);
+        let alone = self.one_chunk_seconds(to, tokens, head_end);
+        let layers = to.info().layout.num_layers.max(1);
+        let slices = f64::from(layers.div_ceil(slice_layers(chunk_beside_batch(to), layers, partial_prefill_tokens)));
+        let StepBeside { step, breaks } = self.step_beside(to, busy.batch, alone / slices);
+        if breaks {
+            return None;
+        }
+        let tail = alone + slices * step;
+        // The last part begins a layer after the first one's last chunk, and ends a layer after it.
+        let layers = f64::from(layers);
+        let begins = (head - last + last / layers).max(busy.seconds);
+        let after = (begins + tail - head).max(tail / layers);
+        Some(PartialPrefill { partial_prefill_tokens, tail, head, after })
     }
 }
 
@@ -221,7 +237,7 @@ mod tests {
         let other: NodeId = "d1".parse().unwrap();
         let other = if was == other { "d0".parse().unwrap() } else { other };
         assert!(split.partial_prefill_tokens > 0 && !cluster.nodes.get(&was).unwrap().charges.is_zero());
-        cluster.change_decode_node(now, key(0), &other);
+        cluster.ledger.change_decode_node(now, key(0), &other, &mut cluster.nodes);
         assert!(cluster.nodes.get(&was).unwrap().charges.is_zero());
         assert_eq!(cluster.nodes.get(&other).unwrap().charges.pending(), 0, "it computes none of it");
         cluster.on_ended(now, key(0));
@@ -236,11 +252,6 @@ mod tests {
         };
         let wanted = long(0, 1600);
         assert!(tail(|_| {}, &wanted) > 0);
-        assert_eq!(
-            tail(|info| info.takes_partial_prefills = info.role == NodeRole::Prefill, &wanted),
-            0,
-            "an older node"
-        );
         assert_eq!(tail(|info| info.kv_class = info.node.to_string(), &wanted), 0, "other bits");
         assert_eq!(tail(|_| {}, &PlacementRequest { bypass_cache: true, ..wanted }), 0, "all log-probabilities");
         assert_eq!(tail(|_| {}, &PlacementRequest { wants_decode: false, max_tokens: 1, ..wanted }), 0);

@@ -2,16 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, RequestKey, Slo, Tbt, Ttft};
+use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, Slo, Tbt, Ttft};
 
 use super::candidates::{Matches, Needs, SizedRequest};
-use super::explain::{Explanation, RowLimit, Rows};
+use super::explain::{Compared, Explanation, RowLimit, Rows};
 use super::partial_prefill::PartialPrefill;
 use super::{Cluster, ClusterNode, PromptsAtDecode};
-use crate::admission::{AdmissionPolicy, Assessment, DecodeLoad, Excess, Relief};
+use crate::admission::{AdmissionPolicy, Assessment, Excess, Relief};
 use crate::backlog::QueuedPrompt;
 use crate::cost::duration;
-use crate::ledger::{Charge, DecodeCharge, DecodeForecast, NodeStart};
+use crate::ledger::{Between, Charge, DecodeCharge, DecodeForecast, FetchCharge, NodeStart, Placed};
 use crate::placement::{
     DecodeCandidate, Placement, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Refusal,
     estimated_ttft,
@@ -134,22 +134,17 @@ impl Cluster {
             node.charges.backlog.settle(now);
         }
         let request = &self.bounded(request);
-        let sized = self.sized(request);
+        let sized = self.predictor.sized(request);
         let matches = self.matches(request);
-        let (chosen, rows) = self.look(now, sized, &matches, &*self.placement, keep, rng);
+        let (chosen, rows) = self.look(now, sized, &matches, &*self.policies.placement, keep, rng);
         let placed = chosen.and_then(|chosen| self.take_in(now, sized, chosen, &matches));
-        (placed.map_err(|refusal| self.keep_retryable(request.key, refusal)), rows)
+        (placed.map_err(|refusal| self.ledger.keep_retryable(request.key, refusal, self.config.max_queued)), rows)
     }
 
     /// The request with the longest wait that the cluster grants it. What was accepted is served.
     pub(super) fn bounded<'a>(&self, request: &PlacementRequest<'a>) -> PlacementRequest<'a> {
-        let is_new = self.admission.refuses() && !request.accepted;
+        let is_new = self.policies.admission.refuses() && !request.accepted;
         PlacementRequest { max_wait: self.config.max_wait.filter(|_| is_new), ..*request }
-    }
-
-    /// Seconds by which a predicted time to first token may be too short, as a high quantile.
-    pub(super) fn ttft_margin(&self) -> f64 {
-        self.ttft_residuals.quantile(self.config.admission_quantile)
     }
 
     /// Compares the candidates and chooses from them. What is said of the nodes is for those who
@@ -174,7 +169,7 @@ impl Cluster {
         };
         let chosen = match (&prefill, &decode) {
             (Ok(prefill), Ok(decode)) => {
-                let pair = self.choose(now, sized, (prefill, decode), policy, rng);
+                let pair = self.choose(now, sized, prefill, decode, policy, rng);
                 Ok(self.or_at_decode(now, sized, matches, decode, pair))
             }
             (Err(refusal), Ok(decode)) if alone => {
@@ -188,9 +183,16 @@ impl Cluster {
             (_, Err(refusal)) => Err(self.with_queue_time(refusal.clone(), request.slo_left())),
         };
         let rows = keep.map(|keep| {
-            let candidates = (prefill.as_deref().unwrap_or_default(), decode.as_deref().unwrap_or_default());
-            let chosen = chosen.as_ref().ok().map(|chosen| (chosen.prefill_index, chosen.decode_index));
-            self.rows(now, (sized, matches), candidates, chosen.unwrap_or_default(), policy, keep)
+            let chosen = chosen.as_ref().ok();
+            let compared = Compared {
+                sized,
+                matches,
+                prefill: prefill.as_deref().unwrap_or_default(),
+                decode: decode.as_deref().unwrap_or_default(),
+                chosen_prefill: chosen.and_then(|chosen| chosen.prefill_index),
+                chosen_decode: chosen.and_then(|chosen| chosen.decode_index),
+            };
+            self.rows(now, compared, policy, keep)
         });
         (chosen, rows)
     }
@@ -211,8 +213,8 @@ impl Cluster {
     ) -> Result<Placement, Refusal> {
         let assessment = self.assess(now, sized, &chosen);
         let first_token_delay = match sized.request.accepted {
-            false => verdict(&mut *self.admission, &assessment)?,
-            true => self.admission.first_token_delay(&assessment),
+            false => verdict(&mut *self.policies.admission, &assessment)?,
+            true => self.policies.admission.first_token_delay(&assessment),
         };
         let fetch = self.fetch_of(now, &chosen, matches);
         self.charge(now, sized, &chosen, fetch.as_ref());
@@ -224,7 +226,8 @@ impl Cluster {
         &self,
         now: Instant,
         sized: SizedRequest<'_>,
-        (prefill, decode): (&[PrefillCandidate<'_>], &[DecodeCandidate<'_>]),
+        prefill: &[PrefillCandidate<'_>],
+        decode: &[DecodeCandidate<'_>],
         policy: &dyn PlacementPolicy,
         rng: &mut dyn FnMut() -> u64,
     ) -> Chosen {
@@ -264,53 +267,37 @@ impl Cluster {
     /// A refusal for want of room, as one that may pass if the admission policy waits for such.
     fn with_queue_time(&self, refusal: Refusal, slo: Slo) -> Refusal {
         let full = Excess::KvBlocks { share: 1.0 };
-        let hold =
-            self.admission.queue_for(slo, Duration::ZERO, &full).filter(|_| refusal.kind == ErrorKind::Overloaded);
+        let hold = self
+            .policies
+            .admission
+            .queue_for(slo, Duration::ZERO, &full)
+            .filter(|_| refusal.kind == ErrorKind::Overloaded);
         Refusal { hold, ..refusal }
     }
 
     /// Until the first sequence that a decode node has now should be over.
     fn decode_relief(&self, now: Instant, node: Option<&ClusterNode>) -> Duration {
-        node.and_then(|node| self.next_end(now, node)).unwrap_or(RETRY_UNAVAILABLE)
-    }
-
-    pub(super) fn change_decode_node(&mut self, now: Instant, key: RequestKey, to: &NodeId) {
-        let Some((from, charge)) = self.charges.get_mut(&key).and_then(|charge| charge.decode.take()) else { return };
-        // The node's knows whether the first token is out.
-        let charge = self.nodes.get_mut(&from.0).and_then(|node| node.charges.end_decode(key)).unwrap_or(charge);
-        // The partial prefill, if there is one, is not computed there any more, nor at the other
-        // node.
-        if let Some(charged) = self.charges.get_mut(&key)
-            && charged.tail.take_if(|tail| *tail == from).is_some()
-            && let Some(node) = super::charged(&mut self.nodes, &from)
-        {
-            node.charges.backlog.remove(now, key);
-            node.charges.requests -= 1;
-        }
-        if let Some(node) = self.nodes.get_mut(to) {
-            let begins = if charge.begun { charge.begins } else { charge.begins.max(now) };
-            let charge = DecodeCharge { begins, charged: now, ..charge };
-            node.charges.add_decode(key, charge);
-            let start = (to.clone(), node.info().generation);
-            if let Some(charged) = self.charges.get_mut(&key) {
-                charged.decode = Some((start, charge));
-            }
-        }
+        node.and_then(|node| self.predictor.next_end(now, node)).unwrap_or(RETRY_UNAVAILABLE)
     }
 
     pub(super) fn assess(&self, now: Instant, sized: SizedRequest<'_>, chosen: &Chosen) -> Assessment {
         let request = sized.request;
         let ttft = chosen.ttft;
         let node = chosen.decode.as_ref().and_then(|decode| self.nodes.get(&decode.node));
-        let newcomer = node.map(|node| DecodeForecast::of(&decode_charge((now, now), sized, node)));
-        let with = |forecast: fn(&Self, Instant, Instant, &ClusterNode) -> DecodeForecast| -> Option<DecodeLoad> {
-            let node = node?;
-            Some(self.decode_load(node, forecast(self, now, now + ttft, node), newcomer?))
-        };
+        let newcomer = node.map(|node| DecodeForecast::of(&decode_charge(now, now, sized, node)));
+        let then = now + ttft;
+        let answer_factor = self.config.answer_factor;
+        let decode_now = node.map(|node| node.charges.decoding_now());
+        let decode_then = node.map(|node| {
+            let answer = self.predictor.answer_time(node).mul_f64(answer_factor);
+            node.charges.decoding_at(now, then, answer)
+        });
+        let decode_expected = node.map(|node| self.predictor.expected_at(now, then, node));
+        let with = |others: Option<DecodeForecast>| Some(self.predictor.decode_load(node?, others?, newcomer?));
         // A request that is alone at its nodes waits for none. What others' waits taught does not
         // hold for it.
         let is_alone = chosen.plan.ahead <= 0.0 && node.is_none_or(|node| node.charges.sequences() == 0);
-        let margin = if is_alone { Duration::ZERO } else { duration(self.ttft_margin()) };
+        let margin = if is_alone { Duration::ZERO } else { duration(self.predictor.ttft_margin()) };
         let prefill = self.nodes.get(&chosen.prefill);
         let relief = Relief {
             prefill: prefill.map_or(RETRY_UNAVAILABLE, |node| duration(node.charges.backlog.total(now))),
@@ -332,14 +319,11 @@ impl Cluster {
             broken: chosen.broken,
             broken_sequences: node
                 .zip(newcomer)
-                .map_or(0, |(node, newcomer)| self.broken_sequences((now, now + ttft), node, newcomer)),
+                .map_or(0, |(node, newcomer)| self.predictor.broken_sequences(Between { now, then }, node, newcomer)),
             relief,
-            decode_now: with(|_, _, _, node| node.charges.decoding_now()),
-            decode_then: with(|cluster, now, then, node| {
-                let answer = cluster.answer_time(node).mul_f64(cluster.config.answer_factor);
-                node.charges.decoding_at(now, then, answer)
-            }),
-            decode_expected: with(Self::expected_at),
+            decode_now: with(decode_now),
+            decode_then: with(decode_then),
+            decode_expected: with(decode_expected),
         }
     }
 
@@ -369,18 +353,13 @@ impl Cluster {
             Charge { prefill: None, tail: None, fetch: None, decode: None, placed: now, ttft, prefilled: false };
         if let Some(node) = self.takes_room(chosen) {
             let start = (node.info().node.clone(), node.info().generation);
-            charge.decode = Some((start, decode_charge((now, now + ttft), sized, node)));
-        }
-        if let Some((start, decode)) = &charge.decode
-            && let Some(node) = self.nodes.get_mut(&start.0)
-        {
-            node.charges.add_decode(key, *decode);
+            charge.decode = Some(Placed { at: start, charge: decode_charge(now, now + ttft, sized, node) });
         }
         if let Some(fetch) = fetch
             && let Some(from) = self.nodes.get(&fetch.from)
         {
-            self.transfers.begin(&fetch.from, fetch.bytes);
-            charge.fetch = Some(((fetch.from.clone(), from.info().generation), fetch.bytes));
+            let from = (fetch.from.clone(), from.info().generation);
+            charge.fetch = Some(FetchCharge { from, bytes: fetch.bytes });
         }
         let prompt = queued_prompt(now, request, chosen);
         charge.prefill = self.charge_prefill(now, &chosen.prefill, prompt);
@@ -389,13 +368,13 @@ impl Cluster {
             let tail = QueuedPrompt { tokens: partial.partial_prefill_tokens, terms, ..prompt };
             charge.tail = self.charge_prefill(now, &decode.node, tail);
         }
-        self.charges.insert(key, charge);
+        self.ledger.insert(key, charge, &mut self.nodes);
     }
 }
 
 impl Cluster {
     pub(super) fn charge_prefill(&mut self, now: Instant, node: &NodeId, prompt: QueuedPrompt) -> Option<NodeStart> {
-        let seconds = self.chunk_seconds(self.nodes.get(node)?);
+        let seconds = self.predictor.chunk_seconds(self.nodes.get(node)?);
         let node = self.nodes.get_mut(node)?;
         node.charges.backlog.set_chunk_seconds(seconds);
         node.charges.add_prefill(now, prompt);
@@ -403,7 +382,7 @@ impl Cluster {
     }
 }
 
-fn decode_charge((now, begins): (Instant, Instant), sized: SizedRequest<'_>, node: &ClusterNode) -> DecodeCharge {
+fn decode_charge(now: Instant, begins: Instant, sized: SizedRequest<'_>, node: &ClusterNode) -> DecodeCharge {
     let Needs { blocks, kv_tokens } = sized.needs(node);
     let prompt_tokens = sized.request.prompt_tokens;
     let max_tokens = sized.request.max_tokens;

@@ -5,8 +5,7 @@ use std::time::Instant;
 use baton_types::{DecodeTarget, FetchSource, NodeId, NodeRole, RequestKey, Tbt};
 
 use super::{Cluster, MigrationChoice};
-use crate::ledger::NodeStart;
-use crate::placement::{Placement, PrefixFetch, Refusal};
+use crate::placement::{Placement, PrefixFetch};
 use crate::request::{Assignment, BookEntry, MigrationAssignment};
 
 impl Cluster {
@@ -18,36 +17,24 @@ impl Cluster {
         let target = decode.and_then(|node| self.decode_target(node));
         let target = target.map(|target| DecodeTarget { tbt: tbt.map(|Tbt(tbt)| tbt), ..target });
         let source = placement.fetch.as_ref().and_then(|fetch| self.fetch_source(fetch));
-        let starts = placement.nodes().iter().filter_map(|node| self.start_of(node)).collect();
+        let starts = placement.nodes().iter().filter_map(|node| self.nodes.start_of(node)).collect();
         Assignment { placement, target, source, starts }
     }
 
     /// The same of a migration; `None` if the node has gone.
     pub fn assign_migration(&self, chosen: &MigrationChoice) -> Option<MigrationAssignment> {
-        Some(MigrationAssignment { to: self.start_of(&chosen.to)?, source: self.fetch_source(&chosen.fetch) })
+        Some(MigrationAssignment { to: self.nodes.start_of(&chosen.to)?, source: self.fetch_source(&chosen.fetch) })
     }
 
     /// A decode node that is here, as a prefill node is told of it, to be asked for room whatever
     /// its steps take.
     pub fn decode_target(&self, node: &NodeId) -> Option<DecodeTarget> {
-        let info = self.nodes.get(node).filter(|node| node.takes_grants())?.info();
-        let node = info.node.clone();
-        let generation = info.generation;
-        let address = info.address.clone();
-        Some(DecodeTarget { node, generation, address, tbt: None })
+        self.nodes.decode_target(node)
     }
 
     /// The holder of a prefix, as its reader is told of it.
     pub fn fetch_source(&self, fetch: &PrefixFetch) -> Option<FetchSource> {
-        let info = self.nodes.get(&fetch.from)?.info();
-        let node = info.node.clone();
-        let generation = info.generation;
-        let address = info.address.clone();
-        Some(FetchSource { node, generation, address, tokens: fetch.tokens })
-    }
-
-    fn start_of(&self, node: &NodeId) -> Option<NodeStart> {
-        self.nodes.get(node).map(|known| (node.clone(), known.info().generation))
+        self.nodes.fetch_source(fetch)
     }
 
     /// Something happened to an attempt.
@@ -63,7 +50,7 @@ impl Cluster {
                 let layers = self.nodes.get(to).map_or(1, |node| node.info().layout.num_layers);
                 let exposed = transfer.exposed.as_secs_f64();
                 let elapsed = transfer.elapsed.as_secs_f64();
-                self.transfers.observe_push(to, transfer.bytes, layers, exposed, elapsed);
+                self.predictor.transfers.observe_push(to, transfer.bytes, layers, exposed, elapsed);
             }
             BookEntry::FirstToken => self.on_first_token(now, key),
             BookEntry::Finished { output_tokens } => self.on_finished(now, key, *output_tokens),
@@ -73,19 +60,6 @@ impl Cluster {
 
     /// Requests that wait in the admission queue.
     pub fn requests_queued(&self) -> usize {
-        self.retryable.len()
-    }
-
-    /// A refused request that may wait does so in the admission queue, if there is a place. Beyond
-    /// that, requests are refused at once.
-    pub(super) fn keep_retryable(&mut self, key: RequestKey, mut refusal: Refusal) -> Refusal {
-        if refusal.hold.is_some() && !self.retryable.contains(&key) {
-            if self.retryable.len() < self.config.max_queued {
-                self.retryable.insert(key);
-            } else {
-                refusal.hold = None;
-            }
-        }
-        refusal
+        self.ledger.queued()
     }
 }

@@ -1,10 +1,13 @@
+use std::collections::BTreeMap;
+
 use baton_types::{Attempt, BlockHash, ErrorKind, KvDtype, KvLayout, NodeProfile, RequestId, Slo, Tbt, TokenId, Ttft};
 
 use proptest::prelude::*;
 
 use super::*;
+use crate::admission::AdmissionKind;
 use crate::cost::duration;
-use crate::placement::{Placement, PlacementRequest, PrefixFetch, Refusal};
+use crate::placement::{Placement, PlacementKind, PlacementRequest, PrefixFetch, Refusal};
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
@@ -46,8 +49,6 @@ pub(crate) fn info(name: &str, role: NodeRole, generation: u64) -> NodeInfo {
         kv_class: "test".into(),
         layout,
         profile,
-        replicates_prefixes: true,
-        takes_partial_prefills: true,
         vocabulary: String::new(),
     }
 }
@@ -81,7 +82,6 @@ pub(crate) fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
         exclude: &[],
         beside: &[],
         output_tokens: 0,
-        alike: &[],
         accepted: false,
     }
 }
@@ -236,7 +236,7 @@ fn prefix_match_of_each_node_is_what_it_has_cached() {
     let prefill = cluster.prefill_candidates(now, &sized, &matches).unwrap();
     let held: Vec<_> = prefill.iter().map(|candidate| candidate.local.matched_tokens).collect();
     assert_eq!(held, [0, 48], "p0 and p1");
-    let decode = cluster.decode_candidates(now, cluster.sized(&sized), &matches).unwrap();
+    let decode = cluster.decode_candidates(now, cluster.predictor.sized(&sized), &matches).unwrap();
     assert!(decode[0].push < decode[1].push, "d0 holds 5 of the 10 blocks");
 }
 
@@ -316,8 +316,8 @@ fn happen(cluster: &mut Cluster, now: Instant, generations: &mut [u64; 6], hashe
 
 /// The nodes that are charged are those of the decision.
 fn check_charged(cluster: &Cluster, key: RequestKey, placed: &Result<Placement, Refusal>) {
-    let charged = cluster.charges.get(&key).map(|charge| {
-        let decode = charge.decode.as_ref().map(|(start, _)| start.0.clone());
+    let charged = cluster.ledger.charge(key).map(|charge| {
+        let decode = charge.decode.as_ref().map(|placed| placed.at.0.clone());
         (charge.prefill.as_ref().map(|start| start.0.clone()), decode)
     });
     let decided = placed.as_ref().ok().map(|placed| (Some(placed.prefill.clone()), placed.decode.clone()));
@@ -384,7 +384,7 @@ proptest! {
         for n in 0..256 {
             cluster.on_ended(now, key(n));
         }
-        prop_assert_eq!((cluster.placed(), cluster.transfers.in_flight()), (0, 0));
+        prop_assert_eq!((cluster.placed(), cluster.ledger.in_flight()), (0, 0));
         for node in cluster.nodes() {
             prop_assert!(node.charges.is_zero(), "{:?}", node);
         }
@@ -426,9 +426,9 @@ fn longer_prefix_is_fetched_from_its_holder_and_charged_to_it() {
     let placement = place(&mut cluster, now, &request(1, &hashes)).unwrap();
     let bytes = 9 * cluster.node(&id("p0")).unwrap().info().layout.block_bytes_all_layers() as u64;
     assert_eq!(placement.fetch, Some(PrefixFetch { from: id("d0"), tokens: 144, bytes }), "the last token is computed");
-    assert_eq!(cluster.transfers.in_flight(), bytes);
+    assert_eq!(cluster.ledger.in_flight(), bytes);
     cluster.on_fetch_done(key(1));
-    assert_eq!(cluster.transfers.in_flight(), 0);
+    assert_eq!(cluster.ledger.in_flight(), 0);
     cluster.config.fetches = false;
     assert_eq!(
         place(&mut cluster, now, &request(2, &hashes)).unwrap().fetch,

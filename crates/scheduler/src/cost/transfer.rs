@@ -23,7 +23,6 @@ pub struct TransferCost {
     /// What senders say of themselves.
     own: HashMap<NodeId, f64>,
     pairs: HashMap<(NodeId, NodeId), f64>,
-    in_flight: HashMap<NodeId, u64>,
     /// Bytes per second that a decode node receives of pushes that compute does not hide.
     receives: HashMap<NodeId, f64>,
     fetch: FixedCost,
@@ -67,19 +66,17 @@ impl TransferCost {
             bandwidth: bandwidth.max(1.0),
             own: HashMap::new(),
             pairs: HashMap::new(),
-            in_flight: HashMap::new(),
             receives: HashMap::new(),
             fetch: FixedCost::default(),
             push: FixedCost::default(),
         }
     }
 
-    /// Seconds until `bytes` more are over.
-    pub fn seconds(&self, from: &NodeId, to: &NodeId, bytes: u64) -> f64 {
+    /// Seconds until `bytes` more are over, if so many are `waiting` at the sender.
+    pub fn seconds(&self, from: &NodeId, to: &NodeId, waiting: u64, bytes: u64) -> f64 {
         if bytes == 0 {
             return 0.0;
         }
-        let waiting = self.sending(from);
         self.fetch.0 + (waiting as f64 + bytes as f64) / self.pair(from, to)
     }
 
@@ -130,21 +127,6 @@ impl TransferCost {
         }
     }
 
-    /// Bytes are charged to their sender.
-    pub fn begin(&mut self, from: &NodeId, bytes: u64) {
-        *self.in_flight.entry(from.clone()).or_default() += bytes;
-    }
-
-    /// They have arrived, or will not.
-    pub fn end(&mut self, from: &NodeId, bytes: u64) {
-        if let Some(waiting) = self.in_flight.get_mut(from) {
-            *waiting = waiting.saturating_sub(bytes);
-            if *waiting == 0 {
-                self.in_flight.remove(from);
-            }
-        }
-    }
-
     /// A transfer that had the way for itself took so long. One of no bytes says nothing.
     pub fn observe(&mut self, from: &NodeId, to: &NodeId, bytes: u64, seconds: f64) {
         if bytes == 0 {
@@ -157,23 +139,11 @@ impl TransferCost {
         learn(&mut self.pairs, (from.clone(), to.clone()), measured);
     }
 
-    /// A node is gone: what it was sending and what was known of its pairs.
+    /// A node is gone, and what was known of its pairs.
     pub fn forget(&mut self, node: &NodeId) {
-        self.in_flight.remove(node);
         self.own.remove(node);
         self.receives.remove(node);
         self.pairs.retain(|(from, to), _| from != node && to != node);
-    }
-
-    /// Bytes charged to this sender.
-    pub fn sending(&self, from: &NodeId) -> u64 {
-        self.in_flight.get(from).copied().unwrap_or(0)
-    }
-
-    /// Bytes that are charged.
-    #[cfg(test)]
-    pub(crate) fn in_flight(&self) -> u64 {
-        self.in_flight.values().sum()
     }
 }
 
@@ -185,15 +155,12 @@ mod tests {
     fn transfer_cost_includes_bytes_in_flight_at_the_sender() {
         let a = NodeId::new("a").unwrap();
         let b = NodeId::new("b").unwrap();
-        let mut cost = TransferCost::new(1e9);
-        assert_eq!(cost.seconds(&a, &b, 2_000_000_000), 2.0);
-        cost.begin(&a, 3_000_000_000);
-        assert_eq!((cost.seconds(&a, &b, 1_000_000_000), cost.seconds(&b, &a, 1_000_000_000)), (4.0, 1.0));
-        assert_eq!(cost.seconds(&a, &b, 0), 0.0, "nothing does not wait");
-        cost.end(&a, 1_000_000_000);
-        assert_eq!(cost.in_flight(), 2_000_000_000);
-        cost.end(&a, u64::MAX);
-        assert_eq!(cost.in_flight(), 0);
+        let cost = TransferCost::new(1e9);
+        assert_eq!(cost.seconds(&a, &b, 0, 2_000_000_000), 2.0);
+        let waiting = 3_000_000_000;
+        assert_eq!(cost.seconds(&a, &b, waiting, 1_000_000_000), 4.0);
+        assert_eq!(cost.seconds(&b, &a, 0, 1_000_000_000), 1.0);
+        assert_eq!(cost.seconds(&a, &b, waiting, 0), 0.0, "nothing does not wait");
     }
 
     #[test]
@@ -218,10 +185,10 @@ mod tests {
         let b = NodeId::new("b").unwrap();
         let mut cost = TransferCost::new(1e9);
         (0..60).for_each(|_| cost.observe(&a, &b, 100_000, 0.0021));
-        assert!((cost.seconds(&b, &a, 100_000) - 0.0021).abs() < 1e-4, "{}", cost.seconds(&b, &a, 100_000));
+        assert!((cost.seconds(&b, &a, 0, 100_000) - 0.0021).abs() < 1e-4, "{}", cost.seconds(&b, &a, 0, 100_000));
         cost.observe(&a, &b, 100_000, 10.0);
         (0..60).for_each(|_| cost.observe(&a, &b, 0, 1.0));
-        assert!(cost.seconds(&b, &a, 100_000) < 0.003, "a replication's time says nothing");
+        assert!(cost.seconds(&b, &a, 0, 100_000) < 0.003, "a fetch of no bytes says nothing");
 
         (0..60).for_each(|_| cost.observe_push(&b, 300_000, 30, 0.0018, 0.2));
         let (whole, last) = cost.push_seconds(&b, 300_000.0, 30);
@@ -237,7 +204,7 @@ mod tests {
             cost.observe_push(&b, 1 << 30, 30, wrong, wrong);
             cost.observe(&a, &b, 1000, wrong);
         }
-        assert!(whole(&cost).is_finite() && cost.seconds(&a, &b, 1000).is_finite());
+        assert!(whole(&cost).is_finite() && cost.seconds(&a, &b, 0, 1000).is_finite());
         assert_eq!(cost.push_seconds(&b, 0.0, 30), (0.0, 0.0));
     }
 }

@@ -382,8 +382,7 @@ impl DecodeCore {
         }
         let mut tokens = Vec::with_capacity(sequence.max_total_tokens.min(handoff.tokens.len() + 1024));
         tokens.extend_from_slice(&handoff.tokens);
-        // Older nodes do not write a token 0.
-        tokens.extend(handoff.first_token.or(sequence.tail.is_none().then_some(0)));
+        tokens.extend(handoff.first_token);
         if let Some(sequence) = self.sequences.get_mut(&key) {
             sequence.num_computed_tokens = sequence.tail.as_ref().map_or(0, PartialPrefill::from);
             sequence.handed_off = Some(HandedOff {
@@ -412,8 +411,12 @@ impl DecodeCore {
         differ("max_tokens", sequence.max_tokens.to_string(), handoff.sampling.max_tokens.to_string())?;
         differ("bytes", sequence.expected_bytes.to_string(), handoff.expected_bytes.to_string())?;
         handoff.sampling.validate().map_err(|error| error.to_string())?;
-        if let Some(token) = handoff.first_token.filter(|_| sequence.tail.is_some()) {
-            return Err(format!("first_token: {token} handed off, but this node computes the partial prefill"));
+        match handoff.first_token {
+            Some(token) if sequence.tail.is_some() => {
+                return Err(format!("first_token: {token} handed off, but this node computes the partial prefill"));
+            }
+            None if sequence.tail.is_none() => return Err("first_token: none handed off".to_owned()),
+            _ => {}
         }
         let mut tokens = handoff.tokens.iter().chain(&handoff.first_token);
         let vocab_size = self.config.model.vocab_size;

@@ -665,7 +665,6 @@ impl From<&PlacementRequest<'_>> for PlaceQuestion {
             exclude: request.exclude.to_vec(),
             beside: request.beside.to_vec(),
             output_tokens: request.output_tokens,
-            alike: request.alike.to_vec(),
             accepted: request.accepted,
         }
     }
@@ -688,7 +687,6 @@ impl<'a> From<&'a PlaceQuestion> for PlacementRequest<'a> {
             exclude: &question.exclude,
             beside: &question.beside,
             output_tokens: question.output_tokens,
-            alike: &question.alike,
             accepted: question.accepted,
         }
     }

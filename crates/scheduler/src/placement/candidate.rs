@@ -134,7 +134,6 @@ pub(super) mod tests {
             exclude: &[],
             beside: &[],
             output_tokens: 0,
-            alike: &[],
             accepted: false,
         }
     }

@@ -58,9 +58,6 @@ pub struct PlacementRequest<'a> {
     pub beside: &'a [NodeId],
     /// Of the prompt's tokens, the last so many are output: an attempt goes on after them.
     pub output_tokens: u32,
-    /// The nodes that gave that output. Those of their KV compatibility classes are taken if they
-    /// can: what comes then is what would have come.
-    pub alike: &'a [NodeId],
     /// Whether it was taken in already: it is served, whatever that costs those who came after it.
     pub accepted: bool,
 }

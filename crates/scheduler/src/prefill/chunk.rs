@@ -197,7 +197,6 @@ impl PrefillCore {
 
     /// Gives the engine its next step, if it is idle and there is something to do.
     pub(super) fn plan_step(&mut self, now: Instant) {
-        self.pool.pass_time(now);
         if self.step.is_some() {
             return;
         }
@@ -296,7 +295,6 @@ impl PrefillCore {
         let tokens = queued.job.tokens.len();
         let (matched, missing) = self.room_for(queued);
         if self.pool.check_fits(&matched, missing).is_err() {
-            self.give_up_replications(ErrorKind::Overloaded, "a request needed its room", |_, _| true);
             return None;
         }
         self.pool.acquire(&matched);

@@ -91,8 +91,6 @@ pub enum PrefillEffect {
         lease: LeaseRequest,
         /// Where the blocks go, in the order of the hashes asked for.
         destinations: Vec<BlockId>,
-        /// No request waits for it: it delays nothing that one waits for.
-        is_replication: bool,
     },
     /// About the tier below the arena. What it reads answers as `Fetch` does.
     Tier(TierEffect),

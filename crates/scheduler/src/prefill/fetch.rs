@@ -120,15 +120,12 @@ impl PrefillCore {
             reader_generation: self.config.generation,
             block_hashes: request.hashes[fetch.blocks.clone()].into(),
         };
-        self.effects.push_back(PrefillEffect::Fetch { source, lease, destinations, is_replication: false });
+        self.effects.push_back(PrefillEffect::Fetch { source, lease, destinations });
     }
 
     /// The holder agreed, and has the first `blocks` of the blocks asked for.
     pub fn on_fetch_begun(&mut self, now: Instant, key: RequestKey, blocks: usize) {
         let block_tokens = self.config.model.block_tokens();
-        if self.on_replication_begun(key, blocks) {
-            return;
-        }
         let Some(request) = self.active.get_mut(&key) else { return };
         let Some(fetch) = &mut request.fetch else { return };
         fetch.begun = Some(now);
@@ -139,9 +136,6 @@ impl PrefillCore {
 
     /// One more layer of the blocks that come is here; the first layer first.
     pub fn on_fetched(&mut self, now: Instant, key: RequestKey, layer: u32) {
-        if self.on_replicated(key, layer) {
-            return;
-        }
         let Some(request) = self.active.get_mut(&key) else { return };
         let Some(fetch) = &mut request.fetch else { return };
         assert_eq!(layer, fetch.layers, "layers of a prefix come in order");
@@ -171,10 +165,6 @@ impl PrefillCore {
     /// Everything is here, or the rest will not come: nothing is written into the blocks any more.
     /// Told before the engine is let past the layer concerned.
     pub fn on_fetch_done(&mut self, now: Instant, key: RequestKey, result: Result<FetchedBytes, Refused>) {
-        if self.replications.contains_key(&key) {
-            self.end_replication(now, key, result);
-            return self.plan_step(now);
-        }
         let Some(request) = self.active.get_mut(&key) else { return };
         let Some(fetch) = request.fetch.take() else { return };
         if request.ended {
@@ -190,7 +180,7 @@ impl PrefillCore {
     }
 
     /// A prefix that is said to be here, if so many layers of it came.
-    pub(super) fn whole(&self, layers: u32, result: Result<FetchedBytes, Refused>) -> Result<FetchedBytes, Refused> {
+    fn whole(&self, layers: u32, result: Result<FetchedBytes, Refused>) -> Result<FetchedBytes, Refused> {
         match layers == self.config.model.layout.num_layers {
             true => result,
             false => result.and(Err(Refused { kind: ErrorKind::Internal, message: format!("{layers} layers came") })),

@@ -10,8 +10,7 @@ impl PrefillCore {
     /// for something that will come.
     pub fn check_integrity(&self) -> Result<(), IntegrityError> {
         let held = self.active.values().flat_map(|request| request.blocks.iter().copied());
-        let copied = self.replications.values().flat_map(|replication| replication.blocks.iter().copied());
-        let others = self.leases.blocks().chain(self.stores.blocks()).chain(copied);
+        let others = self.leases.blocks().chain(self.stores.blocks());
         self.pool.check_integrity_with(held.chain(others), 0)?;
         for key in &self.computing {
             ensure(self.active.contains_key(key), || format!("{key:?} is to be computed, but is not here"))?;

@@ -5,8 +5,7 @@
 //!                                                          └─▶ pushes, layer by layer, as soon as there is a grant ─┘
 //! ```
 //!
-//! A prefix that another node holds comes in before and beside the chunks: `fetch.rs`. One that
-//! many prompts begin with comes before any of them: `replication.rs`.
+//! A prefix that another node holds comes in before and beside the chunks: `fetch.rs`.
 //!
 //! **Invariant**: an accepted job ends in exactly one of a first token with a finish reason,
 //! [`PrefillEvent::HandedOff`], [`PrefillEvent::Failed`], [`PrefillEvent::DecodeFailed`], or
@@ -17,7 +16,6 @@ mod chunk;
 mod effect;
 mod fetch;
 mod integrity;
-mod replication;
 mod request;
 mod tier;
 mod transfer;
@@ -42,7 +40,6 @@ pub(crate) use chunk::SPLIT_CHUNKS;
 
 use chunk::{RunningStep, reusable_blocks};
 use fetch::{Source, nobody_avoided};
-use replication::Incoming;
 use request::{Active, GrantState, HandoffState, Queued, Transfer};
 
 /// What decides on a prefill node: queue, chunks, grants, layer-wise pushes, handoffs, the prefix
@@ -62,7 +59,6 @@ pub struct PrefillCore {
     /// the calls that are out.
     late_grants: BTreeMap<RequestKey, baton_types::DecodeTarget>,
     leases: Leases,
-    replications: BTreeMap<RequestKey, Incoming>,
     stores: Stores,
     avoided: Backoff<Source>,
     deadlines: Deadlines,
@@ -102,7 +98,6 @@ impl PrefillCore {
             layers_ended: None,
             late_grants: BTreeMap::new(),
             leases,
-            replications: BTreeMap::new(),
             stores,
             avoided: nobody_avoided(),
             deadlines: Deadlines::default(),
@@ -152,11 +147,6 @@ impl PrefillCore {
         }
     }
 
-    /// Cached blocks that have been unused for long: room for replications.
-    pub fn cold_blocks(&self, now: Instant) -> u32 {
-        self.pool.cold(now, self.config.cold_after) as u32
-    }
-
     /// Every [`Self::stage`].
     pub const STAGES: [&'static str; 5] = ["queued", "computing", "granted", "pushing", "handing_off"];
 
@@ -177,7 +167,7 @@ impl PrefillCore {
 
     /// Whether nothing is queued, computed, pushed, handed off or read by others.
     pub fn is_idle(&self) -> bool {
-        let nothing_migrates = self.leases.is_empty() && self.stores.is_idle() && self.replications.is_empty();
+        let nothing_migrates = self.leases.is_empty() && self.stores.is_idle();
         self.queued.is_empty() && self.active.is_empty() && self.step.is_none() && nothing_migrates
     }
 
@@ -194,7 +184,6 @@ impl PrefillCore {
 
     /// Frees the prefix cache, of both tiers.
     pub fn clear_cache(&mut self) {
-        self.give_up_replications(ErrorKind::Cancelled, "the cache was cleared", |_, _| true);
         self.pool.clear_cached();
         self.effects.extend(self.stores.clear().map(PrefillEffect::Tier));
     }
@@ -221,12 +210,9 @@ impl PrefillCore {
         self.plan_step(now);
     }
 
-    /// The owner of a request, or of a replication, gave up. Unknown ones are ignored.
+    /// The owner of a request gave up. Unknown ones are ignored.
     pub fn on_abort(&mut self, now: Instant, key: RequestKey) {
         self.end(key, None);
-        self.give_up_replications(ErrorKind::Cancelled, "the conductor gave it up", |replication, _| {
-            replication == key
-        });
         self.plan_step(now);
     }
 
@@ -238,14 +224,12 @@ impl PrefillCore {
         for key in lost {
             self.end(key, None);
         }
-        self.give_up_replications(ErrorKind::Cancelled, "the conductor is gone", |_, of| of == conductor);
         self.plan_step(now);
     }
 
     /// Finish what is here, take nothing new.
     pub fn on_drain(&mut self, _now: Instant) {
         self.draining = true;
-        self.give_up_replications(ErrorKind::Unavailable, "the node is draining", |_, _| true);
         self.stores.stop();
     }
 

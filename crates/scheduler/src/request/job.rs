@@ -60,14 +60,13 @@ impl RequestJob {
         key.attempt.0 > 0 || !self.beside.is_empty()
     }
 
-    /// What is asked of the cluster after `output_tokens` of the output, which the nodes `alike`
-    /// gave, `waited` after the request's arrival. Its objectives count from there. What was
-    /// accepted has none any more.
+    /// What is asked of the cluster after `output_tokens` of the output, `waited` after the
+    /// request's arrival. Its objectives count from there. What was accepted has none any more.
     pub fn placement_request<'a>(
         &'a self,
         key: RequestKey,
         output_tokens: u32,
-        (exclude, alike): (&'a [NodeId], &'a [NodeId]),
+        exclude: &'a [NodeId],
         waited: Duration,
     ) -> PlacementRequest<'a> {
         let max_tokens = self.sampling.max_tokens.saturating_sub(output_tokens);
@@ -88,7 +87,6 @@ impl RequestJob {
             // If one of those is lost, the policy finds who holds most.
             beside: if key.attempt.0 == 0 { &self.beside } else { &[] },
             output_tokens,
-            alike,
         }
     }
 

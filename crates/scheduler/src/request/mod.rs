@@ -143,8 +143,6 @@ pub struct RequestCore {
     /// Nodes that died while they had it.
     died: Vec<NodeId>,
     failed_nodes: Vec<NodeId>,
-    /// Those that gave the client's first token.
-    first_nodes: Vec<NodeId>,
     was_held: bool,
     migrations: Migrations,
     output: OutputOrder,
@@ -179,7 +177,6 @@ impl RequestCore {
             unfinished: 0,
             died: Vec::new(),
             failed_nodes: Vec::new(),
-            first_nodes: Vec::new(),
             was_held: false,
             migrations: Migrations::default(),
             output,
@@ -265,7 +262,7 @@ impl RequestCore {
         exclude: &'a [NodeId],
         waited: Duration,
     ) -> PlacementRequest<'a> {
-        self.job.placement_request(key, self.next_first_index(), (exclude, &self.first_nodes), waited)
+        self.job.placement_request(key, self.next_first_index(), exclude, waited)
     }
 
     /// Index of the first token that the attempt draws; those before it are the client's.
@@ -487,7 +484,7 @@ impl RequestCore {
             PrefillEvent::DecodeFailed(refused) => self.fail_at_decode(now, refused),
             PrefillEvent::GrantRefused(refused) => self.on_grant_refused(refused),
             // Of the one nothing is needed but that it came; the other is no request's.
-            PrefillEvent::Progress { .. } | PrefillEvent::Replicated(_) => {}
+            PrefillEvent::Progress { .. } => {}
         }
     }
 
@@ -575,8 +572,7 @@ impl RequestCore {
         let gap = before.map(|before| now.saturating_duration_since(before));
         match (gap, &self.attempted) {
             (Some(gap), _) => self.gaps.push(gap),
-            (None, Some(Attempted { key, placed, placement, .. })) => {
-                self.first_nodes = placement.nodes();
+            (None, Some(Attempted { key, placed, .. })) => {
                 self.timeline.ttft = now.saturating_duration_since(self.arrived);
                 self.first_token = Some((key.attempt, now.saturating_duration_since(*placed)));
             }

@@ -8,5 +8,4 @@ mod leases;
 mod migration;
 mod partial_prefill;
 mod prefill;
-mod replication;
 mod room;

@@ -278,14 +278,11 @@ fn invalid_partial_prefill_is_declined_and_handoff_must_match() {
     let refused = node.hand_off(decode::handoff(5, &prompt, 5, reply.grant, 3)).unwrap_err();
     assert!(refused.kind == ErrorKind::Invalid && refused.message.starts_with("first_token: 40"), "{refused}");
     node.fence();
-    // None if one was is token 0 of a node that does not know of partial prefills.
+    // None if one was.
     let reply = ask(&mut node, 6, 0, false);
-    node.hand_off(Handoff { first_token: None, ..decode::handoff(6, &prompt, 5, reply.grant, 6) }).unwrap();
-    arrive(&mut node, &reply, 0, 0, 6 * BLOCK_BYTES);
-    let plan = node.take_step();
-    assert_eq!((&plan.sequences[0].tokens[22..], plan.slice.is_none()), (&[0][..], true));
-    node.after(MS, |core, now| core.on_abort(now, key(6)));
-    finish(&mut node, &plan);
+    let none = Handoff { first_token: None, ..decode::handoff(6, &prompt, 5, reply.grant, 6) };
+    let refused = node.hand_off(none).unwrap_err();
+    assert!(refused.kind == ErrorKind::Invalid && refused.message.starts_with("first_token: none"), "{refused}");
     node.fence();
     // What it holds already it need not wait for.
     node.admit(7, &prompt, 5);

@@ -86,8 +86,6 @@ impl NodeConfig {
             kv_class: "simulated".to_owned(),
             layout: self.layout.clone(),
             profile: self.profile,
-            replicates_prefixes: self.role == NodeRole::Prefill,
-            takes_partial_prefills: true,
             vocabulary: String::new(),
         }
     }
@@ -114,7 +112,6 @@ impl NodeConfig {
             config.max_spans_per_push = 1 + random.below(40) as usize;
             config.max_active = 6 + random.below(20) as usize;
             config.max_kv_events = 100;
-            config.cold_after = Duration::from_secs(random.below(10));
         }
         PrefillCore::new(config).expect("the profile was checked")
     }
@@ -141,7 +138,6 @@ impl NodeConfig {
 pub(super) fn cluster_config(options: &SimOptions, bandwidth: f64) -> ClusterConfig {
     let defaults = ClusterConfig::default();
     ClusterConfig {
-        replicas: options.replicas,
         max_overtaken: options.max_overtaken,
         queue_timeout: options.queue_timeout,
         max_wait: options.max_wait,

@@ -4,21 +4,16 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use baton_scheduler::{
-    Applied, Away, Cluster, HotPrefixes, NodeState, Refusal, Replication, RequestCore, RequestEffect, RequestError,
-    RequestEvent, RequestJob, RequestKey, RequestLimits,
+    Applied, Away, Cluster, NodeState, Refusal, RequestCore, RequestEffect, RequestError, RequestEvent, RequestJob,
+    RequestKey, RequestLimits,
 };
-use baton_types::{
-    Attempt, ConductorId, ErrorKind, FetchReport, FinishReason, Generation, NodeId, NodeRole, PrefillEvent,
-    PrefixReplication, Refused, RequestId,
-};
+use baton_types::{ConductorId, FinishReason, Generation, NodeId, NodeRole, RequestId};
 
 use super::engine::output_token;
 use super::wire::{Event, Input, Report, Start, StepReport, Wire};
 use crate::random::Random;
 
 pub(super) const CONDUCTOR_ID: ConductorId = ConductorId(1);
-/// The ids of replications are above those of requests.
-const FIRST_REPLICATION: u128 = 1 << 64;
 
 /// A request that is being served.
 #[derive(Debug)]
@@ -29,7 +24,6 @@ struct Live {
     /// Predicted when it was first placed: time to first token from its arrival on, and between
     /// tokens.
     predicted: Option<(Duration, Option<Duration>)>,
-    observed: bool,
 }
 
 /// A request that is over.
@@ -45,7 +39,6 @@ pub(super) struct Ended {
 #[derive(Debug)]
 pub(super) struct Frontend {
     pub cluster: Cluster,
-    hot_prefixes: HotPrefixes,
     live: BTreeMap<usize, Box<Live>>,
     /// The start that each node's session is with.
     sessions: Vec<Option<Generation>>,
@@ -53,7 +46,6 @@ pub(super) struct Frontend {
     names: Vec<NodeId>,
     /// Of placement's ties.
     ties: Random,
-    replications: u128,
     /// Whether first tokens are kept back for the second.
     smooths: bool,
     /// Requests that ended since this was last looked at.
@@ -61,16 +53,14 @@ pub(super) struct Frontend {
 }
 
 impl Frontend {
-    pub(super) fn new(now: Instant, cluster: Cluster, names: Vec<NodeId>, seed: u64, smooths: bool) -> Self {
+    pub(super) fn new(cluster: Cluster, names: Vec<NodeId>, seed: u64, smooths: bool) -> Self {
         Self {
             cluster,
-            hot_prefixes: HotPrefixes::new(now),
             live: BTreeMap::new(),
             sessions: vec![None; names.len()],
             roles: vec![NodeRole::Prefill; names.len()],
             names,
             ties: Random::new(seed),
-            replications: FIRST_REPLICATION,
             smooths,
             ended: Vec::new(),
         }
@@ -89,7 +79,7 @@ impl Frontend {
     pub(super) fn on_request(&mut self, wire: &mut Wire, request: usize, job: RequestJob) {
         let now = wire.now();
         let core = RequestCore::new(now, now, job, RequestLimits::default());
-        self.live.insert(request, Box::new(Live { core, timer: None, predicted: None, observed: false }));
+        self.live.insert(request, Box::new(Live { core, timer: None, predicted: None }));
         self.carry_out(wire, request);
     }
 
@@ -112,12 +102,7 @@ impl Frontend {
         let now = wire.now();
         match report {
             Report::Load(load) => self.cluster.on_load(now, &self.names[from.node], *load),
-            Report::Prefill(key, event) => match *event {
-                PrefillEvent::Replicated(report) => {
-                    self.cluster.on_replication_done(now, key, &report);
-                }
-                event => self.on_event(wire, key, RequestEvent::Prefill(event)),
-            },
+            Report::Prefill(key, event) => self.on_event(wire, key, RequestEvent::Prefill(*event)),
             Report::Decode(events) => {
                 for (key, event) in events {
                     self.on_event(wire, key, RequestEvent::Decode(event));
@@ -148,7 +133,6 @@ impl Frontend {
     }
 
     fn on_event(&mut self, wire: &mut Wire, key: RequestKey, event: RequestEvent) {
-        // Replications have no request.
         let Ok(request) = usize::try_from(key.request.0) else { return };
         if let Some(live) = self.live.get_mut(&request) {
             live.core.on_event(wire.now(), key.attempt, event);
@@ -194,30 +178,6 @@ impl Frontend {
             if let Some(live) = self.live.get_mut(&request) {
                 live.core.on_node_away(now, now, (&name, generation), away);
                 self.carry_out(wire, request);
-            }
-        }
-    }
-
-    pub(super) fn replicate(&mut self, wire: &mut Wire) {
-        let now = wire.now();
-        let hot = self.hot_prefixes.heaviest(now, HotPrefixes::REPLICATED);
-        let replications = &mut self.replications;
-        let mut name = || {
-            *replications += 1;
-            RequestKey { request: RequestId(*replications), attempt: Attempt(0) }
-        };
-        let Replication { orders, overdue } = self.cluster.replicate(now, &hot, &mut name);
-        for (key, node) in overdue {
-            self.tell(wire, &node, Input::Abort(key));
-        }
-        for (order, source) in orders {
-            let key = order.key;
-            let block_hashes = order.hashes;
-            let copy = PrefixReplication { key, conductor: CONDUCTOR_ID, source, block_hashes };
-            if !self.tell(wire, &order.to, Input::Replicate(Box::new(copy))) {
-                let failure = Refused { kind: ErrorKind::Cancelled, message: "its session ended".to_owned() };
-                let report = FetchReport { failure: Some(failure), ..FetchReport::default() };
-                self.cluster.on_replication_done(now, key, &report);
             }
         }
     }
@@ -274,9 +234,6 @@ impl Frontend {
                 }
                 RequestEffect::PromptLogprobs(_) | RequestEffect::Note(_) => {}
             }
-        }
-        if live.core.is_accepted() && !std::mem::replace(&mut live.observed, true) {
-            self.hot_prefixes.observe(now, &live.core.job().block_hashes);
         }
         // A timer becomes later with every event; one entry stays in the queue.
         if let Some(due) = live.core.next_wakeup()

@@ -37,7 +37,6 @@ use wire::{Event, Input, Start, Wire};
 
 /// Whatever waits is served this long after the last arrival; else the simulator has forgotten it.
 const LONGEST_BACKLOG: Duration = Duration::from_secs(30 * 24 * 3600);
-const REPLICATE_INTERVAL: Duration = Duration::from_secs(5);
 /// The trace begins when nodes are no newcomers any more.
 const WARM_UP: Duration = Duration::from_secs(15);
 /// Between two samples of the load.
@@ -117,7 +116,7 @@ impl<'a> World<'a> {
         let policies = Policies { placement: options.placement.policy(), admission: options.admission.policy() };
         let cluster = Cluster::new(cluster_config(options, profile.network_bytes_per_s), policies);
         let names = configs.iter().map(|config| config.name.clone()).collect();
-        let frontend = Frontend::new(now, cluster, names, seeds.next_u64(), options.has(Feature::Smoothing));
+        let frontend = Frontend::new(cluster, names, seeds.next_u64(), options.has(Feature::Smoothing));
         let node = |(node, config)| {
             let start = Start { node, generation: Generation(1) };
             Node::new(now, start, config, profile, seeds.next_u64())
@@ -154,9 +153,7 @@ impl<'a> World<'a> {
             self.wire.at(now + offset, node.start, Input::Report);
         }
         self.await_arrival(0);
-        for event in [Event::Tick, Event::Replicate] {
-            self.wire.queue.at(now, event);
-        }
+        self.wire.queue.at(now, Event::Tick);
         self.wire.queue.at(now + WARM_UP, Event::Sample);
         self.await_fault(WARM_UP);
     }
@@ -203,7 +200,7 @@ impl<'a> World<'a> {
             && let Some(event) = self.wire.queue.pop()
         {
             // Nothing new begins.
-            if !matches!(event, Event::Fault | Event::Replicate | Event::Sample) {
+            if !matches!(event, Event::Fault | Event::Sample) {
                 self.on_event(event);
             }
         }
@@ -246,12 +243,6 @@ impl<'a> World<'a> {
             Event::Tick => {
                 self.frontend.cluster.on_tick(wire.now());
                 wire.queue.after(TICK_INTERVAL, Event::Tick);
-            }
-            Event::Replicate => {
-                if self.options.replicas > 1 {
-                    self.frontend.replicate(wire);
-                }
-                wire.queue.after(REPLICATE_INTERVAL, Event::Replicate);
             }
             Event::Sample => self.sample(),
         }

@@ -174,7 +174,7 @@ impl Node {
 
     pub(super) fn load(&self, now: Instant) -> Load {
         match &self.core {
-            Core::Prefill(core) => Load { blocks_cold: core.cold_blocks(now), ..core.load(now) },
+            Core::Prefill(core) => core.load(now),
             Core::Decode(core) => core.load(),
         }
     }

@@ -7,7 +7,7 @@ use baton_kv_cache::KvEventBatch;
 use baton_scheduler::{PushId, StepId};
 use baton_types::{
     BlockHash, DecodeEvent, Generation, GrantId, GrantReply, GrantRequest, Handoff, LeaseRelease, LeaseReply,
-    LeaseRequest, Load, NodeId, PrefillEvent, PrefillJob, PrefixReplication, Refused, RequestKey, Reselect,
+    LeaseRequest, Load, NodeId, PrefillEvent, PrefillJob, Refused, RequestKey, Reselect,
 };
 
 use super::contents::Contents;
@@ -59,8 +59,6 @@ pub(super) enum Event {
     Returned(Start),
     /// The conductor looks who has reported.
     Tick,
-    /// The conductor looks for prefixes to replicate.
-    Replicate,
     /// The load is noted.
     Sample,
 }
@@ -71,7 +69,6 @@ pub(super) enum Input {
     Submit(Box<PrefillJob>),
     Abort(RequestKey),
     Reselect(Box<Reselect>),
-    Replicate(Box<PrefixReplication>),
     NodeLost(NodeId, Generation),
     Snapshot,
     GrantRequest(Start, Box<GrantRequest>),

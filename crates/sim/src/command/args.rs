@@ -78,9 +78,6 @@ pub struct SimulateArgs {
     /// smoothing, admission-queue
     #[arg(long, value_name = "FEATURE")]
     pub without: Option<Feature>,
-    /// Replicate a hot prefix ahead of prompts to at most N prefill nodes
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub replicate_prefixes: usize,
     /// Placement mooncake: fetch the longest prefix if a node's own is shorter by this factor
     /// [default: 1.5]
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, value_parser = threshold)]
@@ -172,7 +169,6 @@ impl SimulateArgs {
             admission: self.admission,
             eviction: self.eviction,
             without: None,
-            replicas: self.replicate_prefixes,
             speed: self.speed,
             ttft_slo: self.ttft_slo_ms,
             tbt_slo: self.tbt_slo_ms,
@@ -230,7 +226,7 @@ pub(crate) mod tests {
     fn command_line_options_reach_the_simulator() {
         let line = "--trace t --prefill 14 --decode 2 --placement mooncake --balancing-threshold 2 --admission early --speed 2.5 \
                     --ttft-slo-ms 10000 --tbt-slo-ms 200 --max-wait-ms off --queue-timeout-s 80 --max-overtaken-s 40 \
-                    --seed 7 --cache-blocks 100 --block-tokens 16 --window second-half --without partial-prefill --decode-blocks 50 --replicate-prefixes 2 --fault-every 60 --fault kill";
+                    --seed 7 --cache-blocks 100 --block-tokens 16 --window second-half --without partial-prefill --decode-blocks 50 --fault-every 60 --fault kill";
         let expected = SimOptions {
             prefill: 14,
             decode: 2,
@@ -248,7 +244,6 @@ pub(crate) mod tests {
             block_tokens: 16,
             decode_blocks: Some(50),
             without: Some(Feature::PartialPrefill),
-            replicas: 2,
             fault_every: Some(Duration::from_secs(60)),
             fault: Some(FaultKind::Kill),
             ..SimOptions::default()

@@ -45,8 +45,7 @@ fn compared(args: &SimulateArgs) -> Vec<Setting> {
             .to_vec(),
         Some(Compare::Features) => {
             let without = Feature::ALL.iter().map(|kind| run(&format!("- {}", kind.as_str()), base.without(*kind)));
-            let others = std::iter::once(run("+ replication", SimOptions { replicas: 4, ..base }));
-            std::iter::once(run("defaults", base)).chain(without).chain(others).collect()
+            std::iter::once(run("defaults", base)).chain(without).collect()
         }
     }
 }
@@ -100,6 +99,6 @@ mod tests {
         for (index, run) in runs.iter().enumerate() {
             assert!(runs[..index].iter().all(|other| other.options != run.options), "{run:?}");
         }
-        assert_eq!(runs.len(), Feature::ALL.len() + 2);
+        assert_eq!(runs.len(), Feature::ALL.len() + 1);
     }
 }

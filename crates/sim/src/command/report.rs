@@ -107,7 +107,6 @@ fn other_options(workload: &Workload, options: &SimOptions) -> Vec<String> {
     let defaults = options_json(workload, &SimOptions::default());
     let names = [
         "without",
-        "replicate_prefixes",
         "balancing_threshold",
         "max_wait_ms",
         "queue_timeout_s",
@@ -224,7 +223,6 @@ fn options_json(workload: &Workload, options: &SimOptions) -> Value {
         "admission": options.admission.as_str(),
         "eviction": options.eviction.as_str(),
         "without": options.without.map(Feature::as_str),
-        "replicate_prefixes": options.replicas,
         "balancing_threshold": balancing_threshold,
         "speed": options.speed,
         "ttft_slo_ms": options.ttft_slo.map(millis),

@@ -96,8 +96,6 @@ impl Node {
             kv_class: "simulated".into(),
             layout,
             profile,
-            replicates_prefixes: false,
-            takes_partial_prefills: false,
             vocabulary: String::new(),
         }
     }

@@ -93,7 +93,6 @@ mod tests {
             exclude: &[],
             beside: &[],
             output_tokens: 0,
-            alike: &[],
             accepted: false,
         }
     }

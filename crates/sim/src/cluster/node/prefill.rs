@@ -15,7 +15,6 @@ impl Node {
         let Core::Prefill(core) = &mut self.core else { return };
         match input {
             Input::Reselect(reselect) => core.on_reselect(*reselect),
-            Input::Replicate(order) => core.on_replicate(now, *order),
             Input::GrantReply(key, reply) => core.on_grant_reply(now, key, reply.map(|reply| *reply)),
             Input::HandoffReply(key, result) => core.on_handoff_reply(now, key, result),
             Input::PushCancelled(key, push) if self.pushes.remove(&(key, push)).is_some() => {
@@ -35,7 +34,7 @@ impl Node {
                 self.ask(wire, delay, to, |from| Input::GrantRequest(from, Box::new(request)), lost);
             }
             PrefillEffect::RunStep(plan) => self.run_step(wire, plan),
-            PrefillEffect::Fetch { source, lease, destinations, is_replication: _ } => {
+            PrefillEffect::Fetch { source, lease, destinations } => {
                 self.start_fetch(wire, &source, lease, destinations);
             }
             PrefillEffect::CancelFetch { key } => self.cancel_fetch(wire, key),
