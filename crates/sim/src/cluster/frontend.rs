@@ -14,7 +14,7 @@ use baton_types::{
 
 use super::engine::output_token;
 use super::wire::{Event, Input, Report, Start, StepReport, Wire};
-use crate::random::Random;
+use crate::Random;
 
 pub(super) const CONDUCTOR_ID: ConductorId = ConductorId(1);
 /// The ids of replications are above those of requests.
