@@ -6,7 +6,7 @@ BUILD := $(CARGO) build --locked --workspace --bins
 BIN := $${CARGO_TARGET_DIR:-target}/debug
 
 .DEFAULT_GOAL := help
-.PHONY: help check demo up build test test-long test-helm test-image image bench-smoke bench-transfer bench-rdma bench-placement bench-index bench-sim-vs-live bench-relay bench-engine bench-serve bench-clients bench-structured sim lint fmt clean-cache
+.PHONY: help check demo up build test test-long test-helm test-image image bench-smoke bench-transfer bench-rdma bench-placement bench-sim-vs-live bench-relay bench-engine bench-serve bench-clients bench-structured sim lint fmt clean-cache
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,14 +52,10 @@ bench-rdma: ## The transfer engine over RDMA beside perftest, in a virtual machi
 bench-placement: ## How long a placement takes among 1,000 nodes
 	$(CARGO) bench --locked --package baton-scheduler --bench placement
 
-bench-index: ## The prefix index beside NVIDIA Dynamo's, on one core (TRACE=FILE, INDEX="--nodes 64,1000 --rounds 5 ..."; INDEX=--large: alone, 10 M entries)
-	$(CARGO) build --release --locked --manifest-path benches/index/Cargo.toml
-	@"$${CARGO_TARGET_DIR:-benches/index/target}/release/bench-index" $(if $(TRACE),--trace "$(TRACE)") $(INDEX)
-
-bench-sim-vs-live: build ## Does the simulator show what a cluster does: 8 + 8 mock processes play 10 minutes of a trace, beside the simulator (TRACE=FILE, SECONDS_OF=600 NODES=8 OPTIONS="--speed 1.6" ...)
+bench-sim-vs-live: build ## Does the simulator show what a cluster does: 8 + 8 mock processes play 10 minutes of a trace, beside the simulator (TRACE=FILE, SECONDS_OF=600 NODES=8 SPEED=1.6 ...)
 	@TRACE="$(TRACE)" scripts/bench-sim-vs-live.sh
 
-bench-relay: build ## What a conductor on one core adds to the gaps between tokens: 2,000 streams, 50,000 tokens per second (STREAMS=2000 STEP_MS=40 NODES=8 ...)
+bench-relay: build ## Gaps between tokens of many streams through a conductor on one core, and its own part: 2,000 streams, 50,000 tokens per second (STREAMS=2000 STEP_MS=40 NODES=8 ...)
 	@scripts/bench-relay.sh
 
 bench-engine: build ## Baton's engine beside llama.cpp and vLLM on this CPU, the same weights: 35 minutes, the first time 10 more and 6 GB (ROUNDS=5 MODELS="q4_1 bf16 q4_0 q8_0" ...)
@@ -84,7 +80,6 @@ lint: ## Words, format, clippy, licences and sources of dependencies, lock files
 
 fmt: ## Format everything
 	$(CARGO) fmt --all
-	$(CARGO) fmt --manifest-path benches/index/Cargo.toml
 	$(CARGO) fmt --manifest-path crates/fuzz/libfuzzer/Cargo.toml
 
 clean-cache: ## Remove the downloaded model, cargo-deny, the tools of bench-transfer, and the engines and files of bench-engine

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# What a conductor on one core adds to the gaps between tokens (make bench-relay). Mock nodes have
-# an even step, and many streams run at once.
+# Gaps between the tokens of many streams through a conductor on one core (make bench-relay). Mock
+# nodes have an even step: what a gap is longer than the step has been added on the way, by the
+# conductor, by a node's timer or by the client. The conductor's own part is printed last.
 #
 #   STREAMS    streams at once                                          (2000)
 #   STEP_MS    a decode step; 40 ms and 2,000 streams are 50,000 tokens per second  (40)
 #   NODES      decode nodes                                             (8)
-#   SECONDS_OF seconds of the measurement                               (10)
+#   SECONDS_OF seconds that all streams run together                     (10)
 #   CORE       the conductor's core; everything else gets the others    (0)
 #   PERF       a file for `perf record` of the conductor                (none)
 #   PERF_GRAPH how `perf` finds callers: fp, dwarf                      (fp)
@@ -69,7 +70,10 @@ relayed() { curl -s "http://$http/metrics" | sed -n 's/^baton_conductor_relay_se
 (sleep $((${STREAMS:-2000} / 500 + 3)); relayed "$work/relayed-before") &
 cpu() { awk '{print ($14 + $15)}' "/proc/$conductor_pid/stat"; }
 before=$(cpu)
-taskset -c "$others" "$bin/baton" --conductor "http://$conductor" ${JSON:+--json} bench relay --streams "${STREAMS:-2000}" --seconds "${SECONDS_OF:-10}"
+# 500 streams begin in a second; each is long enough that all run together for SECONDS_OF.
+tokens=$(python3 -c 'import sys; n, s, ms = map(float, sys.argv[1:]); print(round((n * 2 + (3 + s) * 1000) / ms))' "${STREAMS:-2000}" "${SECONDS_OF:-10}" "${STEP_MS:-40}")
+taskset -c "$others" "$bin/baton" ${JSON:+--json} bench serve "grpc://$conductor" --rate 500 --requests "${STREAMS:-2000}" --most-in-flight "${STREAMS:-2000}" \
+  --prompt-chars 16 --max-tokens "$tokens"
 echo "conductor: $(($(cpu) - before)) ticks of CPU from the first stream to the end" >&2
 relayed "$work/relayed-after"
 python3 - "$work/relayed-before" "$work/relayed-after" <<'PYTHON'

@@ -4,12 +4,14 @@
 #
 #   TRACE      the trace                                             (required)
 #   SECONDS_OF seconds of the trace's time that are played           (600)
+#   SPEED      how many times as fast as recorded                    (1)
+#   JITTER     seconds by which arrivals are spread                  (3)
+#   SEED       of the jitter, and of the simulator                   (1)
+#   TTFT_SLO_MS, TBT_SLO_MS   objectives of every request; both or neither  (none)
 #   NODES      nodes of each kind                                    (8)
 #   BLOCK      tokens of a KV block                                  (512)
 #   PROFILE    what the nodes and the simulator stand for            (llama3-70b-a800)
 #   PLACEMENT, ADMISSION   policies of both                          (min-total-delay, value-density)
-#   OPTIONS    options of the trace and objectives, as in "--speed 1.6 --jitter 3 --ttft-slo-ms 30000"  (--jitter 3)
-#              (what a cluster is started with, such as --max-wait-ms, would reach the simulator alone)
 #   KILL_EVERY seconds from one killed node to the next, as a mean; baton up starts each again (none)
 #   LOG_DIR    where the logs of all processes stay                  (none)
 #   JSON       a file for all figures                                (none)
@@ -19,6 +21,7 @@ target=${CARGO_TARGET_DIR:-target}
 baton=$target/debug/baton
 trace=${TRACE:?a trace is needed, as in make bench-sim-vs-live TRACE=trace.jsonl}
 nodes=${NODES:-8} profile=${PROFILE:-llama3-70b-a800} placement=${PLACEMENT:-min-total-delay} admission=${ADMISSION:-value-density} block=${BLOCK:-512}
+seconds=${SECONDS_OF:-600} speed=${SPEED:-1} jitter=${JITTER:-3} seed=${SEED:-1}
 work=$(mktemp -d)
 stop() {
   if [[ -n ${killer:-} ]]; then kill "$killer" 2>/dev/null && wait "$killer" || true; fi
@@ -40,15 +43,22 @@ done
 conductor=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["conductor"]["grpc"])' "$work/ready.json")
 # Nodes that have just joined get less than their share; the simulator's have been there for long.
 sleep 11
-faults=
 if [[ -n ${KILL_EVERY:-} ]]; then
-  faults="--fault-every $KILL_EVERY --fault kill"
   python3 scripts/kill_nodes.py "$up" "$KILL_EVERY" &
   killer=$!
 fi
-# shellcheck disable=SC2086 # options are words
-"$baton" --conductor "http://$conductor" ${JSON:+--json} bench replay --trace "$trace" --duration "${SECONDS_OF:-600}" --prefill "$nodes" --decode "$nodes" \
-  --model-profile "$profile" --placement "$placement" --admission "$admission" \
-  --block-tokens "$block" ${OPTIONS:---jitter 3} $faults --compare-sim >"$work/figures"
-if [[ -n ${JSON:-} ]]; then cp "$work/figures" "$JSON"; fi
-cat "$work/figures"
+# Both play the same part of the trace. Without objectives, whatever completes is met.
+if [[ -n ${TTFT_SLO_MS:-} ]]; then
+  limits=(--ttft-limit "${TTFT_SLO_MS}ms" --tbt-limit "${TBT_SLO_MS:?expected with TTFT_SLO_MS}ms" --send-limits)
+else
+  limits=(--ttft-limit 86400s --tbt-limit 86400s)
+fi
+duration=$(python3 -c 'import sys; print(float(sys.argv[1]) / float(sys.argv[2]))' "$seconds" "$speed")
+jitter_of=()
+if [[ $jitter != 0 ]]; then jitter_of=(--jitter "${jitter}s"); fi
+"$baton" --json bench serve "grpc://$conductor" --trace "$trace" --duration "${duration}s" --speed "$speed" "${jitter_of[@]}" --seed "$seed" \
+  --most-in-flight 10000 --timeout 15m "${limits[@]}" >"$work/live.json"
+"$baton" --json simulate --trace "$trace" --duration "$seconds" --speed "$speed" --jitter "$jitter" --seed "$seed" --prefill "$nodes" --decode "$nodes" \
+  --model-profile "$profile" --placement "$placement" --admission "$admission" --block-tokens "$block" \
+  ${TTFT_SLO_MS:+--ttft-slo-ms "$TTFT_SLO_MS" --tbt-slo-ms "$TBT_SLO_MS"} ${KILL_EVERY:+--fault-every "$KILL_EVERY" --fault kill} >"$work/simulated.json"
+python3 scripts/sim_vs_live.py "$work/live.json" "$work/simulated.json" ${JSON:+"$JSON"}

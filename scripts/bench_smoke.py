@@ -2,9 +2,9 @@
 """A minute of ratios against yardsticks in the tree (make bench-smoke, and CI): has an order of magnitude been lost?
 
 Both sides of a ratio run in turn, ROUNDS times, and the median of the rounds counts: so a slow machine or a noisy
-neighbour slows both. A floor is half of the least that two 2-core EPYCs with AVX2 gave on 2026-11-25 (1.23, 1.25, 27.5,
-9.6, 1.41); it is no goal. The yardsticks are the engine's scalar kernels, a blocking copy loop over one connection,
-memcpy, and a map of the standard library. BATON names another binary.
+neighbour slows both. A floor is half of the least that two 2-core EPYCs with AVX2 gave on 2026-11-25 (1.23, 1.25,
+27.5); it is no goal. The yardsticks are the engine's scalar kernels, a blocking copy loop over one connection, and
+memcpy. BATON names another binary.
 """
 import json
 import os
@@ -44,20 +44,12 @@ def score(model, text_bytes, **environment):
     return report["tokens"] / report["seconds"]
 
 
-def index(figure):
-    trace = "crates/sim/tests/fixtures/small.jsonl"
-    report = baton("bench", "index", "--trace", trace, "--nodes", "64", "--capacity", "2000", "--rounds", "1")
-    return report["tables"][0]["baton_over_best"][figure]
-
-
 def checks(model):
     """Name, ratio of a round, floor."""
     scalar = lambda: score(model, 400, BATON_ISA="scalar")
     yield "tcp : bare copy loop, GB/s", lambda: transfer("--transport", "tcp") / transfer("--baseline", "copy-loop"), 0.6
     yield "shm : memcpy, GB/s", lambda: transfer("--transport", "shm") / transfer("--baseline", "memcpy"), 0.6
     yield "prefill : scalar kernels, tokens/s", lambda: score(model, 4000) / scalar(), 13.7
-    yield "index lookup : naive map, rate", lambda: index("lookup_mean"), 4.8
-    yield "index events : naive map, rate", lambda: index("events"), 0.7
 
 
 def main():

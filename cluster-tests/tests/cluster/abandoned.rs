@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use baton_cluster_tests::{Ask, Cluster, Process};
 use baton_proto::v1;
+use baton_types::Random;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
@@ -15,10 +16,7 @@ const AT_ONCE: usize = 32;
 
 /// A request of its own, and after how long its client leaves.
 fn request(n: u64) -> (Ask, Duration) {
-    // SplitMix64's output function.
-    let mut z = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z ^= z >> 27;
+    let z = Random::new(n).next_u64();
     let tokens: Vec<u32> = (0..64 + z % 600).map(|i| 32 + ((i * 7 + n * 13) % 90) as u32).collect();
     let ask = Ask::tokens(tokens).max_tokens(400).ignore_eos().seeded(n, 0.7);
     // Up to 33 ms, while the prompt is on its way, or 131 ms.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_cluster_tests::{Ask, Cluster, model};
 use baton_proto::v1;
+use baton_types::Random;
 use tokio::task::JoinSet;
 
 const REQUESTS: usize = 200;
@@ -13,26 +14,8 @@ const WARM_UP: usize = 30;
 /// Of what the prefill node can compute.
 const LOAD: f64 = 0.7;
 
-/// SplitMix64: the same requests in every run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// In 0 to 1.
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    fn tokens(&mut self, len: usize) -> Vec<u32> {
-        (0..len).map(|_| 1000 + (self.next() % 40_000) as u32).collect()
-    }
+fn random_tokens(random: &mut Random, len: usize) -> Vec<u32> {
+    (0..len).map(|_| 1000 + (random.next_u64() % 40_000) as u32).collect()
 }
 
 /// Prompts of 20 to 2,000 tokens, as many short ones as long ones on a scale of ratios. Every
@@ -43,12 +26,13 @@ fn prompts(random: &mut Random) -> Vec<(Vec<u32>, usize)> {
         let len = (20.0 * 100f64.powf(random.unit())) as usize;
         let earlier: Vec<usize> = (0..n).filter(|earlier| prompts[*earlier].0.len() >= len.max(64)).collect();
         let prompt = match earlier.len() {
-            0 => (random.tokens(len), len),
-            _ if n % 2 == 0 => (random.tokens(len), len),
+            0 => (random_tokens(random, len), len),
+            _ if n % 2 == 0 => (random_tokens(random, len), len),
             candidates => {
                 let shared = len * 3 / 4;
-                let from = &prompts[earlier[random.next() as usize % candidates]].0;
-                let prompt: Vec<u32> = from[..shared].iter().copied().chain(random.tokens(len - shared)).collect();
+                let from = &prompts[earlier[random.next_u64() as usize % candidates]].0;
+                let prompt: Vec<u32> =
+                    from[..shared].iter().copied().chain(random_tokens(random, len - shared)).collect();
                 (prompt, len - shared / 16 * 16)
             }
         };
@@ -60,7 +44,7 @@ fn prompts(random: &mut Random) -> Vec<(Vec<u32>, usize)> {
 async fn seconds_per_token(cluster: &Cluster, random: &mut Random) -> anyhow::Result<f64> {
     let mut measured = Vec::new();
     for _ in 0..3 {
-        let answer = cluster.ask(Ask::tokens(random.tokens(600)).max_tokens(2)).await?;
+        let answer = cluster.ask(Ask::tokens(random_tokens(random, 600)).max_tokens(2)).await?;
         measured.push(answer.ttft.as_secs_f64() / 600.0);
     }
     measured.sort_by(f64::total_cmp);
@@ -107,7 +91,7 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
 async fn predicted_ttft_is_near_measured_ttft() -> anyhow::Result<()> {
     let model = model();
     let cluster = Cluster::model(&model).start().await?;
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     let per_token = seconds_per_token(&cluster, &mut random).await?;
     let prompts = prompts(&mut random);
     let work: Vec<usize> = prompts.iter().map(|(_, computed)| *computed).collect();
@@ -123,7 +107,7 @@ async fn predicted_ttft_is_near_measured_ttft() -> anyhow::Result<()> {
         at += Duration::from_secs_f64(-between * (1.0 - random.unit()).ln());
         tokio::time::sleep_until(at.into()).await;
         let mut client = cluster.inference();
-        let output = 8 + (random.next() % 25) as u32;
+        let output = 8 + (random.next_u64() % 25) as u32;
         tasks.spawn(async move {
             let ask = Ask::tokens(prompt).max_tokens(output).ignore_eos();
             let mut stream = client.generate(ask.0).await?.into_inner();

@@ -10,7 +10,6 @@ mod apis;
 mod asking_again;
 mod bad_input;
 mod bench_engine;
-mod bench_index;
 mod bench_serve;
 mod bench_transfer;
 mod chaos;

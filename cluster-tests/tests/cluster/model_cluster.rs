@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use baton_cluster_tests::{Ask, Cluster, model};
 use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
+use baton_types::Random;
 use serde::Deserialize;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -286,15 +287,6 @@ async fn tokens_are_the_same_on_1_1_and_2_2_nodes_alone_and_batched() -> anyhow:
     large.stop().await
 }
 
-/// SplitMix64: the same requests in every run.
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 #[tokio::test]
 #[ignore = "needs a model: BATON_MODEL"]
 async fn aborted_and_finished_requests_leak_no_blocks_or_memory() -> anyhow::Result<()> {
@@ -312,14 +304,14 @@ async fn aborted_and_finished_requests_leak_no_blocks_or_memory() -> anyhow::Res
 
     let places = std::sync::Arc::new(tokio::sync::Semaphore::new(16));
     let mut tasks = tokio::task::JoinSet::new();
-    let mut state = 7;
+    let mut random = Random::new(7);
     for index in 0..100u64 {
-        let length = 8 + random(&mut state) as usize % 240;
-        let start = random(&mut state) as usize % 100;
-        let abort_after = (index % 3 == 0).then(|| Duration::from_millis(random(&mut state) % 1500));
+        let length = 8 + random.next_u64() as usize % 240;
+        let start = random.next_u64() as usize % 100;
+        let abort_after = (index % 3 == 0).then(|| Duration::from_millis(random.next_u64() % 1500));
         let ask = Ask::tokens(text[start..start + length].to_vec())
             // What is to be aborted does not end before, however fast the machine.
-            .max_tokens(4 + (random(&mut state) % 20) as u32 + if abort_after.is_some() { 1000 } else { 0 })
+            .max_tokens(4 + (random.next_u64() % 20) as u32 + if abort_after.is_some() { 1000 } else { 0 })
             .ignore_eos();
         let mut client = cluster.inference();
         let places = places.clone();

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use baton_cluster_tests::{Ask, Cluster, signal};
 use baton_proto::v1::generate_response::Event;
+use baton_types::Random;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
@@ -18,26 +19,17 @@ enum End {
     Failed(tonic::Code),
 }
 
-/// SplitMix64: the same requests in every run.
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 /// Request `index`: a shared beginning and an end of its own.
 fn request(index: u64) -> (Ask, Option<Duration>) {
-    let mut state = index;
-    let shared = (random(&mut state) % 40) as usize * 8;
-    let own = 1 + (random(&mut state) % 60) as usize;
+    let mut random = Random::new(index);
+    let shared = (random.next_u64() % 40) as usize * 8;
+    let own = 1 + (random.next_u64() % 60) as usize;
     let tokens: Vec<u32> = (0..shared)
         .map(|i| 33 + (i as u32 * 5) % 80)
         .chain((0..own).map(|i| 40 + (i as u32 + index as u32) % 70))
         .collect();
-    let abandoned = index.is_multiple_of(3).then(|| Duration::from_millis(random(&mut state) % 60));
-    let ask = Ask::tokens(tokens).max_tokens(1 + (random(&mut state) % 30) as u32).seeded(index, 0.7).ignore_eos();
+    let abandoned = index.is_multiple_of(3).then(|| Duration::from_millis(random.next_u64() % 60));
+    let ask = Ask::tokens(tokens).max_tokens(1 + (random.next_u64() % 30) as u32).seeded(index, 0.7).ignore_eos();
     (ask, abandoned)
 }
 

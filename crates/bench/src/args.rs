@@ -5,11 +5,8 @@ use std::net::SocketAddr;
 use baton_transfer_engine::TransferConfig;
 use clap::{Args, Subcommand};
 
-use crate::index::IndexArgs;
 use crate::inference::EngineArgs;
 use crate::plan::{Carrier, Op, Plan};
-use crate::relay::RelayArgs;
-use crate::replay::ReplayArgs;
 use crate::serve::ServeArgs;
 use crate::{BenchError, engine};
 
@@ -18,16 +15,9 @@ use crate::{BenchError, engine};
 pub enum BenchCommand {
     /// Measure how fast blocks move between the memory of two processes
     Transfer(TransferArgs),
-    /// Measure how much a conductor delays the tokens of many streams at once
-    Relay(RelayArgs),
-    /// Play a trace against a running cluster, and print the figures of baton simulate
-    Replay(Box<ReplayArgs>),
     /// Send requests to any server at set times, and measure TTFT, TBT and goodput. Speaks OpenAI's
     /// HTTP (Baton, llama-server, vllm serve) or Baton's gRPC
     Serve(Box<ServeArgs>),
-    /// Measure the prefix index under a trace on one core: lookups, events, memory. Needs no
-    /// cluster
-    Index(IndexArgs),
     /// Measure prefill and decode of a model on this machine's CPU. Needs no cluster
     Engine(EngineArgs),
 }

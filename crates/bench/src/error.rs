@@ -44,14 +44,6 @@ pub enum BenchError {
         /// Its first byte in the destination.
         offset: u64,
     },
-    /// A prefix index answered wrongly, or cannot be measured.
-    #[error("{index}: {problem}")]
-    Index {
-        /// Its name.
-        index: &'static str,
-        /// What is wrong.
-        problem: String,
-    },
     /// Requests were sent, and none got its answer. The report is out.
     #[error("no request succeeded; the first one ended with: {0}")]
     NothingServed(String),
@@ -105,9 +97,7 @@ impl BenchError {
             Self::Engine(error) => error.kind(),
             Self::Control { .. } | Self::NothingServed(_) => ErrorKind::Unavailable,
             Self::Interrupted(_) => ErrorKind::Cancelled,
-            Self::Wrong { .. } | Self::Index { .. } | Self::Reported | Self::Io(_) | Self::Output(_) => {
-                ErrorKind::Internal
-            }
+            Self::Wrong { .. } | Self::Reported | Self::Io(_) | Self::Output(_) => ErrorKind::Internal,
         }
     }
 }

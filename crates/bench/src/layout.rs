@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use baton_types::Random;
+
 use crate::plan::{Carrier, Plan};
 
 /// The order of blocks on both sides. Block number `k` of a run goes from one place in the source
@@ -44,20 +46,12 @@ impl Layout {
 /// Fisher and Yates' shuffle.
 fn permutation(len: u32, seed: u64) -> Vec<u32> {
     let mut order: Vec<u32> = (0..len).collect();
-    let mut state = seed;
+    let mut random = Random::new(seed);
     for last in (1..order.len()).rev() {
         // The bias of the remainder is below 2^-32.
-        order.swap(last, (split_mix(&mut state) % (last as u64 + 1)) as usize);
+        order.swap(last, (random.next_u64() % (last as u64 + 1)) as usize);
     }
     order
-}
-
-/// `SplitMix64` (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
-fn split_mix(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -19,11 +19,9 @@
 //! `copy-loop`, blocking `write` and `read` on one connection, and `memcpy`, one thread within one
 //! process.
 //!
-//! `baton bench replay` plays a trace against a running cluster. `baton bench relay` opens many
-//! streams at once. `baton bench serve` is an open loop of requests against any server.
-//! `baton bench index` puts the prefix index alone under a trace ([`index`]). `baton bench engine`
-//! computes prompts and tokens of a model ([`EngineArgs`]); `baton score` says how likely a model
-//! finds a text ([`score`]).
+//! `baton bench serve` is an open loop of requests against any server, drawn or of a trace.
+//! `baton bench engine` computes prompts and tokens of a model ([`EngineArgs`]); `baton score` says
+//! how likely a model finds a text ([`score`]).
 //!
 //! A read goes the other way: the target leases its memory, and what has arrived is compared by the
 //! initiator.
@@ -39,7 +37,6 @@ mod control;
 mod copy_loop;
 mod engine;
 mod error;
-pub mod index;
 mod inference;
 mod initiator;
 mod layout;
@@ -48,8 +45,6 @@ mod memory;
 mod plan;
 mod process;
 mod reasons;
-mod relay;
-mod replay;
 mod report;
 pub mod score;
 mod serve;
@@ -61,8 +56,6 @@ pub use args::{BenchCommand, TransferArgs};
 pub use error::BenchError;
 pub use inference::{ComputeArgs, EngineArgs};
 pub use plan::{Carrier, Op, Plan};
-pub use relay::{RelayArgs, RelayReport};
-pub use replay::ReplayArgs;
 pub use report::Report;
 pub use serve::ServeArgs;
 
@@ -70,11 +63,7 @@ use baton_runtime::Signals;
 
 /// Runs the command to its end. Needs no runtime: it has its own, as the processes of a cluster do,
 /// if it needs one.
-pub fn run(command: &BenchCommand, conductor: &str, json: bool) -> Result<(), BenchError> {
-    if let BenchCommand::Index(args) = command {
-        // Threads that are bound to cores, and nothing to wait for.
-        return index::run(args, &[], json);
-    }
+pub fn run(command: &BenchCommand, json: bool) -> Result<(), BenchError> {
     if let BenchCommand::Engine(args) = command {
         return inference::run(args, json);
     }
@@ -82,7 +71,7 @@ pub fn run(command: &BenchCommand, conductor: &str, json: bool) -> Result<(), Be
     let result = runtime.block_on(async {
         let mut signals = Signals::new()?;
         tokio::select! {
-            result = measure(command, conductor, json) => result,
+            result = measure(command, json) => result,
             signal = signals.recv() => Err(BenchError::Interrupted(signal)),
         }
     });
@@ -91,13 +80,11 @@ pub fn run(command: &BenchCommand, conductor: &str, json: bool) -> Result<(), Be
     result
 }
 
-async fn measure(command: &BenchCommand, conductor: &str, json: bool) -> Result<(), BenchError> {
+async fn measure(command: &BenchCommand, json: bool) -> Result<(), BenchError> {
     match command {
         BenchCommand::Transfer(args) => transfer(args, json).await,
-        BenchCommand::Relay(args) => relay::run(args, conductor, json).await,
-        BenchCommand::Replay(args) => replay::run(args, conductor, json).await,
         BenchCommand::Serve(args) => serve::run(args, json).await,
-        BenchCommand::Index(_) | BenchCommand::Engine(_) => Ok(()), // have run above
+        BenchCommand::Engine(_) => Ok(()), // has run above
     }
 }
 

@@ -44,7 +44,7 @@ pub use error::CliError;
 pub fn run(cli: Cli) -> Result<(), CliError> {
     if let Command::Bench(command) = &cli.command {
         // It has a runtime of its own, as the nodes have.
-        return Ok(baton_bench::run(command, &cli.conductor, cli.json)?);
+        return Ok(baton_bench::run(command, cli.json)?);
     }
     if let Command::Score(args) = &cli.command {
         return Ok(baton_bench::score::run(args, cli.json)?);

@@ -2,12 +2,7 @@
 
 use std::process::ExitCode;
 
-use baton_bench::index::CountingAllocator;
 use baton_cli::Cli;
-
-/// For `baton bench index`, which says what an entry weighs.
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
     let cli = Cli::of_process();

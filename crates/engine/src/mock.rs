@@ -19,7 +19,7 @@ use std::ops::{Range, RangeInclusive};
 use std::time::{Duration, Instant};
 
 use baton_profile::{LAYER_GROUPS, StepCost, step_noise};
-use baton_types::{BlockId, KvDtype, KvLayout, ModelFingerprint};
+use baton_types::{BlockId, KvDtype, KvLayout, ModelFingerprint, Random, mix};
 
 use crate::arena::KvArena;
 use crate::engine::{
@@ -142,8 +142,8 @@ pub struct MockEngine {
     arena: KvArena,
     /// Of each block of each layer.
     seen: Vec<Seen>,
-    /// Numbers drawn for the noise.
-    drawn: u64,
+    /// Draws the noise.
+    random: Random,
     /// Logits of tokens that the hash did not choose, for two vocabularies. A row takes one that
     /// begins where its hash says.
     noise: Vec<f32>,
@@ -176,7 +176,8 @@ impl MockEngine {
         let seen = vec![Seen::default(); options.num_layers as usize * options.num_blocks as usize];
         let arena = KvArena::allocate(layout)?;
         let noise = (0..2 * u64::from(MOCK_VOCAB_SIZE)).map(|token| (mix(token + 1) >> 48) as f32 / 65_536.0).collect();
-        Ok(Self { options, model, arena, seen, drawn: 0, noise, logits: vec![0.0; MOCK_VOCAB_SIZE as usize] })
+        let random = Random::new(options.seed);
+        Ok(Self { options, model, arena, seen, random, noise, logits: vec![0.0; MOCK_VOCAB_SIZE as usize] })
     }
 
     /// The record of a position: its K row, then its V row.
@@ -315,13 +316,7 @@ impl MockEngine {
     fn time(&mut self, batch: &[SequenceStep<'_>]) -> Duration {
         let (rows, attended) = work(batch);
         let cost = self.options.cost;
-        let mut unit = || {
-            self.drawn += 1;
-            // In steps of 2^-53, as the simulator draws.
-            (mix(self.options.seed.wrapping_add(self.drawn.wrapping_mul(0x9e37_79b9_7f4a_7c15))) >> 11) as f64
-                / (1u64 << 53) as f64
-        };
-        Duration::from_secs_f64(cost.seconds(rows, attended) * step_noise(cost.noise, &mut unit))
+        Duration::from_secs_f64(cost.seconds(rows, attended) * step_noise(cost.noise, &mut || self.random.unit()))
     }
 
     /// Some layers of a step, in `time`; after the last one the logits.
@@ -422,13 +417,6 @@ fn sleep_until(deadline: Instant) {
     if !left.is_zero() {
         std::thread::sleep(left);
     }
-}
-
-/// SplitMix64's output function (Steele, Lea and Flood, 2014).
-fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 fn half(record: &Record, at: usize) -> [u8; 8] {

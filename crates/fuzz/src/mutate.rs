@@ -1,9 +1,8 @@
 //! Changes to inputs, the same ones for the same seed.
 
-/// A small generator (SplitMix64: Steele, Lea and Flood, 2014), so that a seed names the same
-/// inputs for ever.
+/// A small generator, so that a seed names the same inputs for ever.
 #[derive(Debug, Clone)]
-pub struct Random(u64);
+pub struct Random(baton_types::Random);
 
 impl Random {
     /// From a seed, and the name of what it is for.
@@ -12,15 +11,12 @@ impl Random {
         let mixed = name
             .bytes()
             .fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-        Self(mixed)
+        Self(baton_types::Random::new(mixed))
     }
 
     /// Any number.
     pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     /// From 0 to `end`, without it; 0 if that is 0.

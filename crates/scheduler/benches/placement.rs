@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, PlacementKind, PlacementRequest, Policies};
 use baton_types::{
-    Attempt, BlockHash, Generation, KvDtype, KvEvent, KvLayout, NodeId, NodeInfo, NodeProfile, NodeRole, RequestId,
-    RequestKey, Slo, Tbt, Ttft,
+    Attempt, BlockHash, Generation, KvDtype, KvEvent, KvLayout, NodeId, NodeInfo, NodeProfile, NodeRole, Random,
+    RequestId, RequestKey, Slo, Tbt, Ttft,
 };
 
 const NODES: u32 = 1000;
@@ -84,11 +84,8 @@ fn measure(kind: PlacementKind, explained: bool) -> bool {
     let chains: Vec<_> = (0..64).map(chain).collect();
     let mut times = Vec::new();
     let mut lookups = Vec::new();
-    let mut state = 1_u64;
-    let mut rng = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        state >> 1
-    };
+    let mut random = Random::new(1);
+    let mut rng = || random.next_u64();
     for n in 0..ROUNDS {
         now += Duration::from_millis(2);
         let key = |n: u64| RequestKey { request: RequestId(n.into()), attempt: Attempt(0) };

@@ -8,7 +8,7 @@ use std::time::Duration;
 use baton_types::ErrorKind;
 use serde_json::{Map, Value};
 
-use crate::random::Random;
+use crate::Random;
 
 /// Tokens per block of a trace.
 pub const BLOCK_TOKENS: u32 = 512;

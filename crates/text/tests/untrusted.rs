@@ -17,16 +17,12 @@ fn fixture(name: &str) -> Vec<u8> {
     fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// SplitMix64 (Steele, Lea and Flood, 2014).
-struct Random(u64);
+/// Draws changes to files.
+struct Random(baton_types::Random);
 
 impl Random {
     fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ (x >> 31)) % bound as u64) as usize
+        (self.0.next_u64() % bound as u64) as usize
     }
 
     /// Changes, removes or doubles a few bytes.
@@ -57,7 +53,7 @@ fn exercise(tokenizer: &Tokenizer) {
 
 #[test]
 fn damaged_gguf_tokenizer_is_refused_or_works() {
-    let mut random = Random(1);
+    let mut random = Random(baton_types::Random::new(1));
     let mut loaded = 0;
     let mut refused = 0;
     for name in ["llama3.gguf", "llama.gguf", "qwen2.gguf"] {
@@ -86,7 +82,7 @@ fn damaged_gguf_tokenizer_is_refused_or_works() {
 
 #[test]
 fn damaged_tokenizer_json_is_refused_or_works() {
-    let mut random = Random(2);
+    let mut random = Random(baton_types::Random::new(2));
     let mut loaded = 0;
     for name in ["llama3.json", "llama.json", "qwen2.json"] {
         let bytes = fixture(name);

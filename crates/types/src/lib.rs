@@ -11,6 +11,7 @@ mod leader;
 mod message;
 mod named;
 mod queue_terms;
+mod random;
 mod report;
 mod sampling;
 mod slo;
@@ -32,6 +33,7 @@ pub use message::{
     StepProgress,
 };
 pub use queue_terms::QueueTerms;
+pub use random::{Random, mix};
 pub use report::{FinishReason, KvTransfer, Timeline, TokenLogprobs, TopLogprob, Usage};
 pub use sampling::{
     InvalidSampling, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS,

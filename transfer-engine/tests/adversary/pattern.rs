@@ -2,13 +2,7 @@
 
 use std::ops::Range;
 
-/// A bijection of 64 bits without visible order (the finalizer of SplitMix64: Steele, Lea, Flood,
-/// OOPSLA 2014).
-fn mix(value: u64) -> u64 {
-    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ value >> 31
-}
+use baton_types::mix;
 
 /// The eight bytes of pattern `tag` that begin at offset `8 * index`.
 fn word(tag: u64, index: u64) -> [u8; 8] {
@@ -38,7 +32,7 @@ pub fn pattern(tag: u64, range: Range<u64>) -> Vec<u8> {
 
 /// Numbers that depend on the seed only.
 #[derive(Debug, Clone)]
-pub struct Random(u64);
+pub struct Random(baton_types::Random);
 
 impl Random {
     /// The seed of `BATON_TEST_SEED`, or a new one; it is printed, so that a failure can be
@@ -47,18 +41,17 @@ impl Random {
         let seed = std::env::var("BATON_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
         let seed = seed.unwrap_or_else(baton_runtime::random_u64);
         println!("{test}: BATON_TEST_SEED={seed}");
-        Self(seed)
+        Self::new(seed)
     }
 
     /// Those of a seed.
     pub fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(baton_types::Random::new(seed))
     }
 
     /// The next number.
     pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
+        self.0.next_u64()
     }
 
     /// One of `range`.
@@ -86,6 +79,6 @@ impl Random {
 
     /// A generator of its own.
     pub fn fork(&mut self) -> Self {
-        Self(self.draw())
+        Self::new(self.draw())
     }
 }

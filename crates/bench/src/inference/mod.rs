@@ -77,6 +77,6 @@ pub fn run(args: &EngineArgs, json: bool) -> Result<(), BenchError> {
     figure("decode of 8", &mut report.decode_8_tok_s, &mut |bench| bench.decode(8))?;
     figure("decode of 32", &mut report.decode_32_tok_s, &mut |bench| bench.decode(32))?;
     bar.finish_and_clear();
-    report.rss_bytes = report::resident_bytes()?;
+    report.rss_bytes = baton_runtime::telemetry::resident_bytes().unwrap_or(0);
     report.print(json).map_err(BenchError::Output)
 }

@@ -65,25 +65,9 @@ impl Report {
     }
 }
 
-/// Resident memory of this process, as Linux tells; 0 elsewhere.
-pub fn resident_bytes() -> io::Result<u64> {
-    if !cfg!(target_os = "linux") {
-        return Ok(0);
-    }
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok());
-    Ok(kilobytes.unwrap_or(0) * 1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn resident_bytes_of_this_process_are_positive() {
-        assert!(!cfg!(target_os = "linux") || resident_bytes().unwrap() > 1 << 16);
-    }
 
     #[test]
     fn engine_bench_json_has_the_compared_keys() {

@@ -8,6 +8,8 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::Value;
 
+use super::outcome::Limits;
+
 /// Of `baton bench serve`. Times have a unit: 100ms, 5s, 2m; a bare number is seconds.
 #[derive(Debug, Clone, Args)]
 pub struct ServeArgs {
@@ -26,6 +28,10 @@ pub struct ServeArgs {
     /// Play the trace X times as fast as recorded
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, conflicts_with = "rate", value_parser = parse_rate)]
     pub speed: f64,
+    /// Delay each of a trace's requests by a random time up to this (ms, s, m). Use it for traces
+    /// with coarse timestamps [default: none]
+    #[arg(long, value_name = "TIME", conflicts_with = "rate", value_parser = parse_time)]
+    pub jitter: Option<Duration>,
     /// Send at most N requests
     /// [default: 100 if neither this nor --duration is given; all of a trace]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -70,6 +76,9 @@ pub struct ServeArgs {
     /// Goodput: limit the mean of a request's longest tenth of gaps (ms, s, m)
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_time)]
     pub tbt_limit: Duration,
+    /// Send the limits as each request's objectives, which Baton's admission goes by
+    #[arg(long)]
+    pub send_limits: bool,
     /// Keep at most N requests under way; those due beyond are counted, not sent
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub most_in_flight: u32,
@@ -120,6 +129,16 @@ impl ServeArgs {
     /// it.
     pub(super) fn ignores_eos(&self) -> bool {
         !self.keep_eos && self.json_schema.is_none()
+    }
+
+    /// What a request must keep to count as goodput.
+    pub(super) fn limits(&self) -> Limits {
+        Limits { ttft: self.ttft_limit, tbt: self.tbt_limit }
+    }
+
+    /// What every request asks for, if it does.
+    pub(super) fn objectives(&self) -> Option<Limits> {
+        self.send_limits.then(|| self.limits())
     }
 }
 
@@ -229,6 +248,13 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn limits_are_sent_as_objectives_only_if_asked() {
+        assert_eq!(parse("--rate 1").unwrap().objectives(), None);
+        let limits = parse("--rate 1 --ttft-limit 2s --tbt-limit 50ms --send-limits").unwrap().objectives().unwrap();
+        assert_eq!((limits.ttft_ms(), limits.tbt_ms()), (2000.0, 50.0));
+    }
+
+    #[test]
     fn invalid_serve_bench_argument_names_its_flag() {
         assert!(parse("--rate 2 --duration 5s --prompt-chars 300,6000 --max-tokens 16,64:2,1000000").is_ok());
         assert!(parse("--trace t --speed 2 --requests 7").is_ok());
@@ -237,6 +263,7 @@ pub(super) mod tests {
             ("--rate 0", "--rate"),
             ("--rate 1 --trace t", "--trace"),
             ("--rate 1 --speed 2", "--speed"),
+            ("--rate 1 --jitter 3s", "--jitter"),
             ("--trace t --max-tokens 3", "--max-tokens"),
             ("--rate 1 --max-tokens 0", "--max-tokens"),
             ("--rate 1 --max-tokens 16,1000001", "--max-tokens"),

@@ -5,9 +5,9 @@ use std::time::Duration;
 use baton_sim::{Random, Trace, TraceRequest};
 
 use super::args::ServeArgs;
+use super::prompt::prompt;
 use super::text::prose;
 use crate::BenchError;
-use crate::replay::prompt;
 
 /// Requests of a run that says neither how many nor for how long.
 const DEFAULT_REQUESTS: u32 = 100;
@@ -73,7 +73,11 @@ pub fn arrivals(args: &ServeArgs) -> Result<Vec<Arrival>, BenchError> {
 }
 
 fn of_trace(trace: Trace, args: &ServeArgs) -> Vec<Arrival> {
-    let trace = trace.played(args.duration.map(|duration| duration.mul_f64(args.speed)), Duration::ZERO, args.seed);
+    let trace = trace.played(
+        args.duration.map(|duration| duration.mul_f64(args.speed)),
+        args.jitter.unwrap_or_default(),
+        args.seed,
+    );
     let one = |request: TraceRequest| Arrival {
         due: request.timestamp.div_f64(args.speed),
         max_tokens: request.output_length,
@@ -207,6 +211,9 @@ mod tests {
         assert_eq!((once.len(), twice.len()), (200, 50));
         assert_eq!(once[49].due, twice[49].due * 2);
         assert!(matches!(once[0].prompt(), Prompt::Tokens(ids) if !ids.is_empty()));
+        let spread = of(&format!("--trace {path} --jitter 3s"));
+        assert!(spread.len() == 200 && spread.is_sorted_by_key(|arrival| arrival.due));
+        assert_ne!(spread, once);
         let error = arrivals(&parse("--trace /nowhere/t").unwrap()).unwrap_err().to_string();
         assert!(error.starts_with("--trace: /nowhere/t: "), "{error}");
     }

@@ -3,19 +3,23 @@
 use baton_proto::v1::generate_request::Prompt as Wire;
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::structured_output::Form;
-use baton_proto::v1::{GenerateRequest, ListModelsRequest, SamplingParameters, StructuredOutput, TextPrompt, TokenIds};
+use baton_proto::v1::{
+    GenerateRequest, ListModelsRequest, SamplingParameters, ServiceLevelObjectives, StructuredOutput, TextPrompt,
+    TokenIds,
+};
 use baton_proto::{http_status, kind_of_status};
 use baton_types::ErrorKind;
 use tonic::Status;
 
 use super::args::{JsonSchema, ServeArgs};
 use super::arrivals::{Arrival, Prompt};
+use super::clients::Clients;
+use super::outcome::Limits;
 use super::received::{Problem, ReceivedAnswer, Usage};
 use crate::BenchError;
-use crate::replay::Clients;
 
-/// Connections that requests take in turn.
-const CONNECTIONS: u32 = 8;
+/// Requests of one connection: as many as a server commonly allows at once.
+const REQUESTS_PER_CONNECTION: u32 = 100;
 
 /// A conductor, and what every request says.
 pub struct Grpc {
@@ -25,12 +29,13 @@ pub struct Grpc {
     temperature: f32,
     ignore_eos: bool,
     schema: Option<JsonSchema>,
+    objectives: Option<Limits>,
 }
 
 impl Grpc {
     /// Asks for the models if none is named.
     pub async fn connect(host: &str, args: &ServeArgs) -> Result<Self, BenchError> {
-        let clients = Clients::connect("URL", host, CONNECTIONS).await?;
+        let clients = Clients::connect("URL", host, args.most_in_flight.div_ceil(REQUESTS_PER_CONNECTION)).await?;
         let model = match &args.model {
             Some(name) => name.clone(),
             None => first_model(&clients).await?,
@@ -41,6 +46,7 @@ impl Grpc {
             temperature: args.temperature,
             ignore_eos: args.ignores_eos(),
             schema: args.json_schema.clone(),
+            objectives: args.objectives(),
         })
     }
 
@@ -62,6 +68,10 @@ impl Grpc {
                     .as_ref()
                     .map(|JsonSchema(schema)| StructuredOutput { form: Some(Form::JsonSchema(schema.to_string())) }),
                 ..SamplingParameters::default()
+            }),
+            slo: self.objectives.map(|limits| ServiceLevelObjectives {
+                ttft_ms: Some(limits.ttft_ms()),
+                tbt_ms: Some(limits.tbt_ms()),
             }),
             ..GenerateRequest::default()
         }

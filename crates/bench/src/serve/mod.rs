@@ -11,11 +11,13 @@
 
 mod args;
 mod arrivals;
+mod clients;
 mod gaps;
 mod grpc;
 mod openai;
 mod outcome;
 mod play;
+mod prompt;
 mod received;
 mod report;
 mod sse;

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::args::{JsonSchema, ServeArgs};
 use super::arrivals::{Arrival, Prompt};
+use super::outcome::Limits;
 use super::received::{Problem, ReceivedAnswer, Usage};
 use super::sse::SseReader;
 use crate::BenchError;
@@ -40,6 +41,7 @@ pub struct OpenAi {
     temperature: f32,
     ignore_eos: bool,
     schema: Option<JsonSchema>,
+    objectives: Option<Limits>,
 }
 
 impl OpenAi {
@@ -56,6 +58,7 @@ impl OpenAi {
             temperature: args.temperature,
             ignore_eos: args.ignores_eos(),
             schema: args.json_schema.clone(),
+            objectives: args.objectives(),
         };
         if args.model.is_none() {
             let found = tokio::time::timeout(MODELS_TIMEOUT, server.first_model()).await;
@@ -95,6 +98,9 @@ impl OpenAi {
         }
         if let Some(JsonSchema(schema)) = &self.schema {
             body["structured_outputs"] = json!({ "json": schema });
+        }
+        if let Some(limits) = &self.objectives {
+            body["baton"] = json!({ "ttft_slo_ms": limits.ttft_ms(), "tbt_slo_ms": limits.tbt_ms() });
         }
         Bytes::from(body.to_string())
     }

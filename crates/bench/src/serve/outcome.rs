@@ -18,6 +18,18 @@ pub struct Limits {
     pub tbt: Duration,
 }
 
+impl Limits {
+    /// As objectives are sent.
+    pub fn ttft_ms(&self) -> f64 {
+        self.ttft.as_secs_f64() * 1e3
+    }
+
+    /// Likewise.
+    pub fn tbt_ms(&self) -> f64 {
+        self.tbt.as_secs_f64() * 1e3
+    }
+}
+
 /// What became of a request: one of these, once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {

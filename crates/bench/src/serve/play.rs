@@ -13,7 +13,7 @@ use super::args::{ServeArgs, Target};
 use super::arrivals::Arrival;
 use super::grpc::Grpc;
 use super::openai::OpenAi;
-use super::outcome::{End, Limits, Sums};
+use super::outcome::{End, Sums};
 use super::received::{Problem, ReceivedAnswer};
 use crate::BenchError;
 
@@ -93,7 +93,7 @@ where
 /// Plays all arrivals, at the servers in turn. A request that is late to end delays none that comes
 /// after it.
 pub async fn play(servers: &[Server], arrivals: &[Arrival], args: &ServeArgs, bar: &ProgressBar) -> Played {
-    let limits = Limits { ttft: args.ttft_limit, tbt: args.tbt_limit };
+    let limits = args.limits();
     let mut sums = Sums::default();
     let mut under_way = FuturesUnordered::new();
     let mut in_flight_max = 0;

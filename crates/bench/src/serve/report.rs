@@ -45,8 +45,10 @@ pub(super) struct Report {
     tbt_mean_p50_s: Option<f64>,
     tbt_mean_p90_s: Option<f64>,
     /// Mean of the longest tenth of a request's gaps.
+    tbt_tail_mean_s: Option<f64>,
     tbt_tail_p50_s: Option<f64>,
     tbt_tail_p90_s: Option<f64>,
+    tbt_tail_p99_s: Option<f64>,
     /// Of all gaps.
     gap_p50_s: Option<f64>,
     gap_p99_s: Option<f64>,
@@ -105,7 +107,7 @@ impl Report {
         let requests = sums.requests();
         let [ttft_p50_s, ttft_p90_s, ttft_p99_s] = quantiles(&sums.ttft_s, [0.5, 0.9, 0.99]);
         let [tbt_mean_p50_s, tbt_mean_p90_s] = quantiles(&sums.tbt_mean_s, [0.5, 0.9]);
-        let [tbt_tail_p50_s, tbt_tail_p90_s] = quantiles(&sums.tbt_tail_s, [0.5, 0.9]);
+        let [tbt_tail_p50_s, tbt_tail_p90_s, tbt_tail_p99_s] = quantiles(&sums.tbt_tail_s, [0.5, 0.9, 0.99]);
         let [slip_p50_s, slip_p99_s, slip_max_s] = quantiles(&sums.slip_s, [0.5, 0.99, 1.0]);
         // They serve the same.
         let (api, model) = servers.first().map_or(("", ""), Server::names);
@@ -127,14 +129,16 @@ impl Report {
             },
             seconds,
             offered_per_s: share(requests as f64, due_s),
-            ttft_mean_s: (!sums.ttft_s.is_empty()).then(|| sums.ttft_s.iter().sum::<f64>() / sums.ttft_s.len() as f64),
+            ttft_mean_s: mean(&sums.ttft_s),
             ttft_p50_s,
             ttft_p90_s,
             ttft_p99_s,
             tbt_mean_p50_s,
             tbt_mean_p90_s,
+            tbt_tail_mean_s: mean(&sums.tbt_tail_s),
             tbt_tail_p50_s,
             tbt_tail_p90_s,
+            tbt_tail_p99_s,
             gap_p50_s: sums.gaps.quantile_s(0.5),
             gap_p99_s: sums.gaps.quantile_s(0.99),
             gap_max_s: sums.gaps.longest().map(|gap| gap.as_secs_f64()),
@@ -231,6 +235,10 @@ fn arrivals(args: &ServeArgs) -> String {
         }
         (None, rate) => format!("poisson {}/s", rate.unwrap_or_default()),
     }
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
 fn share(part: f64, whole: f64) -> f64 {

@@ -1,17 +1,14 @@
 //! Deterministic damage to a valid file.
 
-/// A small generator (SplitMix64), so that a seed names a file for ever.
-pub struct Random(pub u64);
+/// Draws changes; a seed names a file for ever.
+struct Random(baton_types::Random);
 
 impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+    fn next(&mut self) -> u64 {
+        self.0.next_u64()
     }
 
-    pub fn below(&mut self, end: usize) -> usize {
+    fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 }
@@ -46,7 +43,7 @@ pub fn each(valid: &[u8], seeds: u64, mut check: impl FnMut(Vec<u8>)) {
         }
     }
     for seed in 0..seeds {
-        check(randomly_changed(valid, &mut Random(seed)));
+        check(randomly_changed(valid, &mut Random(baton_types::Random::new(seed))));
     }
 }
 

@@ -1,19 +1,14 @@
-//! The conductor's picture of which node holds which block.
+//! The conductor's picture of which node holds which block: a map behind a lock.
 
 mod holders;
-mod table;
-mod walk;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use baton_types::{BlockHash, Generation, KvEvent, NodeId};
+use hashbrown::hash_map::Entry;
 
-use holders::HolderSets;
-use table::{BlockTable, Key};
-
-pub use walk::PrefixMatches;
+use holders::Holders;
 
 /// What became of a node's events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,8 +42,6 @@ struct Slot {
     next: Next,
     /// Blocks of this node in the index.
     entries: usize,
-    /// More than 0 while its blocks are being taken out: what is left of them does not count.
-    clearing: u32,
 }
 
 /// What a node is to send next.
@@ -62,15 +55,30 @@ enum Next {
     AskedSnapshot,
 }
 
-/// Events that are applied before lookups get their turn: a few microseconds.
-const EVENTS_AT_ONCE: usize = table::MANY;
-/// Looks at the lock before a thread sleeps: about as long as it is held.
-const SPINS: u32 = 1000;
-/// Parts of the table that are gone through before lookups get their turn.
-const PARTS_AT_ONCE: usize = 4;
+/// How many leading blocks of a chain each node holds; nodes that hold none are not in it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PrefixMatches(Vec<(NodeSlot, u32)>);
+
+impl PrefixMatches {
+    /// Nodes and blocks, ascending by blocks.
+    pub fn by_slot(&self) -> &[(NodeSlot, u32)] {
+        &self.0
+    }
+}
+
+/// Events that are applied before lookups get their turn: a tenth of a millisecond at most. Lookups
+/// take as long, and fewer events at a time would not keep up beside them.
+const EVENTS_AT_ONCE: usize = 256;
+/// Each grows by itself, and nodes that leave are taken out of one at a time: lookups never wait
+/// for the whole map.
+const SHARDS: usize = 1024;
+
+/// Block hashes are random already, so the hash is a cheap one. It has a seed: a client that
+/// chooses prompts cannot choose where they lie.
+type Shard = hashbrown::HashMap<BlockHash, Holders>;
 
 /// Block hash to the nodes that hold the block. Lookups go on while events are applied: those take
-/// the lock for a few microseconds at a time, however many come together.
+/// the lock for a tenth of a millisecond at a time, however many come together.
 ///
 /// **Invariant**: a node's entries are what its events said, in order and without a gap, or nothing
 /// at all. More than `max_entries_per_node` are not kept: a node cannot fill the conductor's
@@ -78,20 +86,17 @@ const PARTS_AT_ONCE: usize = 4;
 #[derive(Debug)]
 pub struct PrefixIndex {
     inner: RwLock<Inner>,
-    /// Lookups that wait for a writer.
-    waiting: AtomicU32,
     max_entries_per_node: usize,
 }
 
 #[derive(Debug)]
 struct Inner {
-    table: BlockTable,
-    sets: HolderSets,
+    shards: Box<[Shard]>,
     slots: Vec<Option<Slot>>,
     by_name: HashMap<NodeId, NodeSlot>,
     stays: u64,
-    /// Of all slots.
-    clearing: u32,
+    /// Stays whose blocks are being taken out, once for each time: what is left does not count.
+    clearing: Vec<Stay>,
     /// Nodes that left and whose blocks are still to be taken out.
     leaving: Vec<Stay>,
 }
@@ -100,40 +105,21 @@ impl PrefixIndex {
     /// An empty index.
     pub fn new(max_entries_per_node: usize) -> Self {
         let inner = Inner {
-            table: BlockTable::new(),
-            sets: HolderSets::new(),
+            shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             slots: Vec::new(),
             by_name: HashMap::new(),
             stays: 0,
-            clearing: 0,
+            clearing: Vec::new(),
             leaving: Vec::new(),
         };
-        Self { inner: RwLock::new(inner), waiting: AtomicU32::new(0), max_entries_per_node }
+        Self { inner: RwLock::new(inner), max_entries_per_node }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Inner> {
-        if let Ok(inner) = self.inner.try_read() {
-            return inner;
-        }
-        // A thread has it for microseconds; to sleep and be woken takes many times as long.
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let soon = (0..SPINS).find_map(|_| {
-            std::hint::spin_loop();
-            self.inner.try_read().ok()
-        });
-        let inner = soon.unwrap_or_else(|| self.inner.read().unwrap_or_else(PoisonError::into_inner));
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        inner
+        self.inner.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Inner> {
-        // A thread that writes again and again would not let those in that wait for a moment
-        // between.
-        let mut spins = 0;
-        while self.waiting.load(Ordering::Relaxed) > 0 && spins < SPINS {
-            std::hint::spin_loop();
-            spins += 1;
-        }
         self.inner.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -274,20 +260,19 @@ impl PrefixIndex {
         }
     }
 
-    /// Takes out the blocks of nodes that left, a few parts of the table at once.
+    /// Takes out the blocks of nodes that left, a shard at a time.
     pub fn sweep(&self) {
         if self.read().leaving.is_empty() {
             return;
         }
         loop {
             let Some(stay) = self.write().leaving.pop() else { return };
-            self.clear_parts(stay);
+            self.clear_shards(stay);
             self.write().free(stay);
         }
     }
 
-    /// How many leading blocks of a chain each node holds. Of long chains not every block is looked
-    /// at, see [`PrefixMatches`].
+    /// How many leading blocks of a chain each node holds.
     pub fn matches(&self, hashes: &[BlockHash]) -> PrefixMatches {
         self.read().walk(hashes)
     }
@@ -308,7 +293,7 @@ impl PrefixIndex {
 
     /// Different blocks known.
     pub fn len(&self) -> usize {
-        self.read().table.len()
+        self.read().shards.iter().map(Shard::len).sum()
     }
 
     /// Whether no block is known.
@@ -320,16 +305,13 @@ impl PrefixIndex {
     /// rarely.
     fn clear(&self, stay: Stay, next: Next) {
         if self.write().begin_clear(stay, next) {
-            self.clear_parts(stay);
+            self.clear_shards(stay);
             self.write().end_clear(stay);
         }
     }
 
-    fn clear_parts(&self, stay: Stay) {
-        for begin in (0..BlockTable::parts()).step_by(PARTS_AT_ONCE) {
-            let mut inner = self.write();
-            (begin..(begin + PARTS_AT_ONCE).min(BlockTable::parts())).for_each(|part| inner.clear_part(stay, part));
-        }
+    fn clear_shards(&self, stay: Stay) {
+        (0..SHARDS).for_each(|shard| self.write().clear_shard(stay, shard));
     }
 }
 
@@ -359,10 +341,6 @@ impl Inner {
         self.slots[usize::from(stay.slot.0)].as_mut().filter(|slot| slot.stay == stay)
     }
 
-    fn is_clearing(&self, slot: NodeSlot) -> bool {
-        self.slots[usize::from(slot.0)].as_ref().is_none_or(|slot| slot.clearing > 0)
-    }
-
     fn add(&mut self, node: &NodeId, generation: Generation, next: Next) -> Option<NodeSlot> {
         let free = self.slots.iter().position(Option::is_none);
         let index = free.unwrap_or(self.slots.len());
@@ -374,25 +352,22 @@ impl Inner {
         let stay = Stay { slot, number: self.stays };
         let node = node.clone();
         self.by_name.insert(node.clone(), slot);
-        self.slots[index] = Some(Slot { node, generation, stay, next, entries: 0, clearing: 0 });
+        self.slots[index] = Some(Slot { node, generation, stay, next, entries: 0 });
         Some(slot)
     }
 
     fn leave(&mut self, node: &NodeId) {
         let Some(slot) = self.by_name.remove(node) else { return };
-        if let Some(slot) = &mut self.slots[usize::from(slot.0)] {
-            slot.clearing += 1;
-            self.clearing += 1;
+        if let Some(slot) = &self.slots[usize::from(slot.0)] {
+            self.clearing.push(slot.stay);
             self.leaving.push(slot.stay);
         }
     }
 
     /// The slot of a node that left has no blocks any more.
     fn free(&mut self, stay: Stay) {
-        let slot = &mut self.slots[usize::from(stay.slot.0)];
-        if let Some(left) = slot.take_if(|slot| slot.stay == stay) {
-            self.clearing -= left.clearing;
-        }
+        self.slots[usize::from(stay.slot.0)].take_if(|slot| slot.stay == stay);
+        self.clearing.retain(|clearing| *clearing != stay);
     }
 
     /// Whether there is something to take out.
@@ -402,81 +377,91 @@ impl Inner {
         if slot.entries == 0 {
             return false;
         }
-        slot.clearing += 1;
-        self.clearing += 1;
+        self.clearing.push(stay);
         true
     }
 
     fn end_clear(&mut self, stay: Stay) {
-        if let Some(slot) = self.slot_mut(stay) {
-            slot.clearing -= 1;
-            self.clearing -= 1;
+        if let Some(at) = self.clearing.iter().position(|clearing| *clearing == stay) {
+            self.clearing.swap_remove(at);
         }
     }
 
-    fn clear_part(&mut self, stay: Stay, part: usize) {
-        let mut taken = 0;
-        for (key, _) in self.table.part(part) {
-            taken += usize::from(self.take_out(stay.slot, key));
-        }
-        if let Some(slot) = self.slot_mut(stay) {
-            slot.entries -= taken;
+    fn clear_shard(&mut self, stay: Stay, shard: usize) {
+        // If the node left in the meantime, another one may have its slot.
+        let slot = self.slots[usize::from(stay.slot.0)].as_mut();
+        let Some(slot) = slot.filter(|slot| slot.stay == stay && slot.entries > 0) else { return };
+        let shard = &mut self.shards[shard];
+        shard.retain(|_, holders| {
+            slot.entries -= usize::from(holders.remove(stay.slot.0));
+            !holders.is_empty()
+        });
+        if shard.len() < shard.capacity() / 4 {
+            shard.shrink_to(2 * shard.len());
         }
     }
 
     /// Makes changes, of which none is [`KvEvent::Cleared`].
     fn change(&mut self, stay: Stay, events: &[KvEvent], max_entries: usize) {
-        let Some(mut entries) = self.slot_mut(stay).map(|slot| slot.entries) else { return };
-        let hashes = events.iter().filter_map(|event| match event {
-            KvEvent::Stored { hash, .. } | KvEvent::Removed { hash } => Some(hash),
-            KvEvent::Cleared => None,
-        });
-        let keys = self.table.keys(hashes);
-        for (event, key) in events.iter().zip(keys) {
+        let Some(slot) = self.slots[usize::from(stay.slot.0)].as_mut().filter(|slot| slot.stay == stay) else { return };
+        for event in events {
             match event {
-                KvEvent::Stored { .. } if entries < max_entries => {
-                    entries += usize::from(self.store(stay.slot, key));
+                KvEvent::Stored { hash, .. } if slot.entries < max_entries => {
+                    let holders = self.shards[shard_of(hash)].entry(*hash).or_default();
+                    slot.entries += usize::from(holders.insert(stay.slot.0));
                 }
-                KvEvent::Removed { .. } => {
-                    entries -= usize::from(self.take_out(stay.slot, key));
+                KvEvent::Removed { hash } => {
+                    if let Entry::Occupied(mut block) = self.shards[shard_of(hash)].entry(*hash) {
+                        slot.entries -= usize::from(block.get_mut().remove(stay.slot.0));
+                        if block.get().is_empty() {
+                            block.remove();
+                        }
+                    }
                 }
                 KvEvent::Stored { .. } | KvEvent::Cleared => {}
             }
         }
-        if let Some(slot) = self.slot_mut(stay) {
-            slot.entries = entries;
+    }
+
+    /// Slots of the nodes that hold a block, ascending.
+    fn holders(&self, hash: &BlockHash) -> &[u16] {
+        self.shards[shard_of(hash)].get(hash).map_or(&[], |holders| holders)
+    }
+
+    /// Along a chain, until no node holds more.
+    fn walk(&self, hashes: &[BlockHash]) -> PrefixMatches {
+        let Some((first, rest)) = hashes.split_first() else { return PrefixMatches::default() };
+        let mut found = Vec::new();
+        let mut nodes = self.holders(first).to_vec();
+        nodes.retain(|slot| self.clearing.iter().all(|stay| stay.slot.0 != *slot));
+        let mut depth = 1;
+        for hash in rest {
+            let holders = self.holders(hash);
+            // Blocks of one conversation are on the same nodes.
+            if holders != nodes {
+                let mut holders = holders.iter().peekable();
+                nodes.retain(|slot| {
+                    while holders.next_if(|holder| *holder < slot).is_some() {}
+                    let is_left = holders.peek() == Some(&slot);
+                    if !is_left {
+                        found.push((NodeSlot(*slot), depth));
+                    }
+                    is_left
+                });
+            }
+            if nodes.is_empty() {
+                break;
+            }
+            depth += 1;
         }
+        found.extend(nodes.iter().map(|slot| (NodeSlot(*slot), depth)));
+        PrefixMatches(found)
     }
+}
 
-    /// Whether the node did not have it.
-    fn store(&mut self, slot: NodeSlot, key: Key) -> bool {
-        let sets = &mut self.sets;
-        let mut is_new = false;
-        self.table.update(key, |before| {
-            let after = Some(sets.with(before, slot.0));
-            is_new = after != before;
-            if is_new {
-                sets.changed(before, after);
-            }
-            after
-        });
-        is_new
-    }
-
-    /// Whether the node had it.
-    fn take_out(&mut self, slot: NodeSlot, key: Key) -> bool {
-        let sets = &mut self.sets;
-        let mut had = false;
-        self.table.update(key, |before| {
-            let after = before.and_then(|holders| sets.without(holders, slot.0));
-            had = after != before;
-            if had {
-                sets.changed(before, after);
-            }
-            after
-        });
-        had
-    }
+/// Where a block's holders are. Hashes are uniform.
+fn shard_of(hash: &BlockHash) -> usize {
+    usize::from(u16::from_le_bytes([hash.0[0], hash.0[1]])) % SHARDS
 }
 
 #[cfg(test)]
@@ -591,7 +576,7 @@ mod tests {
         (0..2).for_each(|n| index.remove_node(&node(n)));
         index.sweep();
         let inner = index.read();
-        assert_eq!((inner.table.len(), inner.sets.len(), inner.clearing), (0, 0, 0));
+        assert!(inner.shards.iter().all(Shard::is_empty) && inner.clearing.is_empty());
         assert!(inner.slots.iter().all(Option::is_none));
     }
 
@@ -731,39 +716,38 @@ mod tests {
             prop_assert_eq!(index.len(), all.len());
         }
 
+        /// However long the chain is.
         #[test]
-        fn prefix_index_matches_map_of_sets(
-            operations in prop::collection::vec((0usize..3, 0u8..5, 0u8..6), 0..150),
-            chain in prop::collection::vec(0u8..6, 0..6),
+        fn prefix_walk_finds_cached_length_of_each_node_in_long_chain(
+            blocks in 1u64..3000,
+            held in prop::collection::vec(0u64..3000, 1..8),
         ) {
-            let index = PrefixIndex::new(100);
-            let mut naive: BTreeMap<usize, (u64, BTreeSet<u8>)> = BTreeMap::new();
-            for (n, operation, h) in operations {
-                let (next, blocks) = naive.entry(n).or_default();
-                index.add_node(&node(n), ONE);
-                let event = match operation {
-                    0 | 1 => { blocks.insert(h); stored(h) }
-                    2 => { blocks.remove(&h); KvEvent::Removed { hash: hash(h) } }
-                    3 => { blocks.clear(); KvEvent::Cleared }
-                    _ => {
-                        naive.remove(&n);
-                        index.remove_node(&node(n));
-                        continue;
-                    }
-                };
-                prop_assert_eq!(index.apply(&node(n), ONE, *next, &[event]), Applied::Applied);
-                *next += 1;
+            let index = PrefixIndex::new(1 << 20);
+            let chain: Vec<_> = (1..=blocks).map(|block| BlockHash(u128::from(block).to_le_bytes())).collect();
+            let mut expected = Vec::new();
+            for (n, held) in held.into_iter().enumerate() {
+                let held = held.min(blocks);
+                let slot = index.add_node(&node(n), ONE).unwrap();
+                let stored = chain[..held as usize].iter().map(|hash| KvEvent::Stored { hash: *hash, parent: None });
+                index.apply(&node(n), ONE, 0, &stored.collect::<Vec<_>>());
+                expected.extend((held > 0).then_some((held as u32, slot)));
             }
-            let hashes: Vec<_> = chain.iter().map(|h| hash(*h)).collect();
-            let found: BTreeMap<_, _> = index.longest_prefix(&hashes).into_iter().collect();
-            for (n, (_, blocks)) in &naive {
-                let expected = chain.iter().take_while(|h| blocks.contains(h)).count() as u32;
-                prop_assert_eq!(found.get(&node(*n)).copied().unwrap_or(0), expected);
-                prop_assert_eq!(index.entries(&node(*n)), blocks.len());
-            }
-            index.sweep();
-            let all: BTreeSet<_> = naive.values().flat_map(|(_, blocks)| blocks).collect();
-            prop_assert_eq!(index.len(), all.len());
+            expected.sort_unstable();
+            let found = index.matches(&chain);
+            prop_assert!(found.by_slot().is_sorted_by_key(|(_, blocks)| *blocks));
+            let mut found: Vec<_> = found.by_slot().iter().map(|(slot, blocks)| (*blocks, *slot)).collect();
+            found.sort_unstable();
+            prop_assert_eq!(found, expected);
         }
+    }
+
+    #[test]
+    fn prefix_walk_stops_at_block_evicted_from_middle_of_chain() {
+        let index = PrefixIndex::new(100);
+        let chain: Vec<_> = (0..100).map(hash).collect();
+        index.add_node(&node(0), ONE);
+        index.apply(&node(0), ONE, 0, &(0..100).map(stored).collect::<Vec<_>>());
+        index.apply(&node(0), ONE, 100, &[KvEvent::Removed { hash: hash(90) }]);
+        assert_eq!(index.longest_prefix(&chain), [(node(0), 90)]);
     }
 }

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use baton_kv_store::ReadOutcome;
+use baton_types::Random;
 
 use crate::other_process::{OtherProcess, say_ready};
-use crate::records::{LARGE, Random, numbers, open, put_ok, read, with_slots};
+use crate::records::{LARGE, numbers, open, put_ok, read, with_slots};
 
 const SLOTS: u64 = 12;
 const ROUNDS: u64 = 12;
@@ -15,7 +16,7 @@ const ROUNDS: u64 = 12;
 pub fn write_for_ever(folder: &Path) {
     let options = with_slots(&LARGE, SLOTS);
     let mut store = open(folder, &options);
-    let mut random = Random(store.len() as u64 + u64::from(std::process::id()));
+    let mut random = Random::new(store.len() as u64 + u64::from(std::process::id()));
     let mut ready = false;
     loop {
         put_ok(&mut store, random.below(20 * SLOTS), &options);
@@ -30,7 +31,7 @@ pub fn write_for_ever(folder: &Path) {
 fn killed_process_leaves_whole_records_and_loses_one_at_most() {
     let folder = tempfile::tempdir().unwrap();
     let options = with_slots(&LARGE, SLOTS);
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     for round in 0..ROUNDS {
         let mut other = OtherProcess::start("write", folder.path());
         other.wait_ready();

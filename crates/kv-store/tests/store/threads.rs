@@ -4,9 +4,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use baton_kv_store::{ReadOutcome, RecordRef, Reservation, StoreError, Written};
-use baton_types::ErrorKind;
+use baton_types::{ErrorKind, Random};
 
-use crate::records::{LARGE, Random, SMALL, hash, number, open, parent, payload, put_ok, read, slices, with_slots};
+use crate::records::{LARGE, SMALL, hash, number, open, parent, payload, put_ok, read, slices, with_slots};
 
 const SLOTS: u64 = 8;
 
@@ -57,7 +57,7 @@ fn readers_and_writers_on_threads_never_share_a_store_slot() {
             std::thread::spawn(move || work(&todo, &sender))
         })
         .collect();
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     let mut under_way = 0;
     let mut written = 0;
     let mut found = 0;

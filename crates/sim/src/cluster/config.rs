@@ -11,8 +11,8 @@ use baton_scheduler::{
 use baton_types::{Generation, KvDtype, KvLayout, NodeId, NodeInfo, NodeProfile, NodeRole};
 
 use super::engine::VOCABULARY;
+use crate::Random;
 use crate::options::{Feature, SimOptions};
-use crate::random::Random;
 
 /// One node.
 #[derive(Debug, Clone)]

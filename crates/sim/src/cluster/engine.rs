@@ -7,7 +7,7 @@ use baton_scheduler::{RequestKey, StepOutput, StepPlan, StepSequence};
 use baton_types::{RequestId, TokenId};
 
 use super::wire::StepReport;
-use crate::random::Random;
+use crate::Random;
 
 /// Token ids are below it.
 pub(super) const VOCABULARY: u32 = 1 << 31;

@@ -11,7 +11,7 @@ use baton_types::{ConductorId, FinishReason, Generation, NodeId, NodeRole, Reque
 
 use super::engine::output_token;
 use super::wire::{Event, Input, Report, Start, StepReport, Wire};
-use crate::random::Random;
+use crate::Random;
 
 pub(super) const CONDUCTOR_ID: ConductorId = ConductorId(1);
 

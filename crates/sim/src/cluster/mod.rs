@@ -24,9 +24,9 @@ use baton_scheduler::{
 };
 use baton_types::{Generation, GrantId, NodeRole, RequestId, RequestKey, SamplingParams, Slo, Tbt, Ttft};
 
+use crate::Random;
 use crate::faults::FaultKind;
 use crate::options::{Feature, SimOptions, Window};
-use crate::random::Random;
 use crate::record::RequestRecord;
 use crate::trace::{Trace, TraceRequest};
 use config::{NodeConfig, cluster_config};

@@ -11,9 +11,9 @@ use baton_types::{
 };
 
 use super::contents::Contents;
+use crate::Random;
 use crate::event::EventQueue;
 use crate::faults::FaultKind;
-use crate::random::Random;
 
 /// From one process to another: measured between the processes of one host, framing included.
 const MESSAGE_DELAY: Duration = Duration::from_micros(200);

@@ -18,7 +18,7 @@ use baton_types::{
 use super::election::{Election, Timer};
 use super::net::Net;
 use super::wire::{Command, Event, FrontStart, Input, Place, Says};
-use crate::random::Random;
+use crate::Random;
 
 /// As the conductor's.
 const SETTLE: Duration = Duration::from_millis(250);

@@ -122,7 +122,7 @@ pub fn simulate_leaders(seed: u64) -> LeadersOutcome {
 
 impl World {
     fn new(seed: u64) -> Self {
-        let mut chance = crate::random::Random::new(!seed);
+        let mut chance = crate::Random::new(!seed);
         let fronts = 2 + chance.below(3) as usize;
         let prefill = 2 + chance.below(2) as usize;
         let names: Arc<[_]> = (0..2 * prefill).map(|place| node::name(place, prefill)).collect();

@@ -8,8 +8,8 @@ use baton_types::{FromLeader, Load, NodeInfo, PrefillJob, Reselect, ToLeader};
 
 use super::etcd::{Change, EtcdAnswer, EtcdRequest};
 use super::node::Work;
+use crate::Random;
 use crate::event::EventQueue;
-use crate::random::Random;
 
 /// A start of a frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

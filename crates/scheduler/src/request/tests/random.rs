@@ -4,15 +4,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::*;
 
-/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
-struct Random(u64);
+struct Random(baton_types::Random);
 
 impl Random {
     fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
+        self.0.next_u64() % n
     }
 }
 
@@ -76,7 +72,7 @@ const EVENTS: [&str; 24] = [
 fn request_ends_once_for_every_event_in_every_state() {
     let mut met = BTreeMap::new();
     for seed in 0..3_000 {
-        let mut rng = Random(seed);
+        let mut rng = Random(baton_types::Random::new(seed));
         let mut shell = Shell::new(job(6));
         let mut names = 0;
         let mut late = VecDeque::new();

@@ -15,9 +15,7 @@ impl Random {
     /// Any number.
     pub const fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        mix(self.state)
     }
 
     /// From [0, 1), in steps of 2^-53.
@@ -40,6 +38,13 @@ impl Random {
         // 1 - unit is never 0.
         -mean * (1.0 - self.unit()).ln()
     }
+}
+
+/// A bijection of 64 bits without visible order: what [`Random`] makes its numbers with.
+pub const fn mix(n: u64) -> u64 {
+    let z = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ const FIRST_TOKEN: u32 = 32;
 const TOKENS: u64 = 95;
 
 /// The prompt of a request.
-pub(crate) fn prompt(request: &TraceRequest) -> Vec<u32> {
+pub fn prompt(request: &TraceRequest) -> Vec<u32> {
     let mut tokens = Vec::with_capacity(request.hash_ids.len() * BLOCK_TOKENS as usize);
     for &id in &request.hash_ids {
         let mut random = Random::new(id);
