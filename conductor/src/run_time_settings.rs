@@ -146,7 +146,10 @@ impl RunTimeSettings {
     ) -> Result<SharedSettings, RefusedSetting> {
         let mut values = before.values.clone();
         for (key, value) in change {
-            check_key(key)?;
+            // One that another version of Baton set, and this one does not have, can be unset.
+            if !(value.is_empty() && values.contains_key(key)) {
+                check_key(key)?;
+            }
             if value.len() > MAX_VALUE_BYTES {
                 return Err(refused(key, format!("{} bytes, but must be at most {MAX_VALUE_BYTES}", value.len())));
             }
@@ -244,7 +247,7 @@ impl Frontend {
         }
         let SharedSettings { version, by, set_at_ms, .. } = &*shared;
         for unknown in shared.values.keys().filter(|key| !AT_RUN_TIME.contains(&key.as_str())) {
-            // Of a later version of Baton.
+            // Of another version of Baton.
             tracing::warn!(version, setting = unknown, "a setting that is set at run time is not known here");
         }
         let (settings, rules) = match self.settings.with(&shared) {
@@ -310,6 +313,17 @@ mod tests {
         let (loaded, rules) = settings().with(&second).unwrap();
         assert_eq!(rules.limits.default_slo.ttft, Some(Ttft(Duration::from_millis(500))));
         assert_eq!(loaded.origins.told("placement"), "set at run time");
+    }
+
+    #[test]
+    fn setting_of_another_version_is_left_and_can_be_unset() {
+        let values = [("replicate_prefixes", "2"), ("ttft_slo_ms", "500")].map(|(k, v)| (k.to_owned(), v.to_owned()));
+        let before = SharedSettings { version: 7, values: values.into(), by: "x".to_owned(), set_at_ms: 0 };
+        let (_, rules) = settings().with(&before).unwrap();
+        assert_eq!(rules.limits.default_slo.ttft, Some(Ttft(Duration::from_millis(500))));
+        assert!(next(&before, "replicate_prefixes", "3").is_err());
+        let after = next(&before, "replicate_prefixes", "").unwrap();
+        assert_eq!(after.values.keys().collect::<Vec<_>>(), ["ttft_slo_ms"]);
     }
 
     #[test]

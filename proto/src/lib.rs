@@ -19,8 +19,8 @@ pub use convert::{
 };
 pub use status::{RETRY_AFTER_METADATA, http_status, kind_of_status, reason_of_status, status};
 
-/// Version of everything that processes of a cluster say to each other. A second one serves
-/// together with this one.
+/// Version of everything that processes of a cluster say to each other. The one after it must take
+/// this one, too, so that a cluster can be upgraded while it serves.
 pub const PROTOCOL_VERSION: u32 = 1;
 
 /// Largest message taken, bytes: a prompt of a million tokens with room to spare.

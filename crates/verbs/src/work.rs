@@ -82,8 +82,7 @@ pub struct WorkRequests {
 }
 
 // SAFETY: the pointers in the requests are written by `link` just before each use, and lead into
-// this value's own lists; those to windows are used by `QueuePair::post`, whose caller keeps the
-// windows.
+// this value's own lists.
 unsafe impl Send for WorkRequests {}
 
 impl WorkRequests {

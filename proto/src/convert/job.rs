@@ -166,6 +166,9 @@ impl From<&d::QueueTerms> for w::QueueTerms {
 impl w::QueueTerms {
     /// The terms, with the priority that is told beside them.
     pub fn into_domain(self, priority: i32) -> Result<d::QueueTerms, InvalidMessage> {
+        if self.timeout_s == 0.0 {
+            return Err(InvalidMessage { field: "queue.timeout_s", found: "0, but must be more".to_owned() });
+        }
         Ok(d::QueueTerms {
             priority,
             patience: limit("queue.patience_s", self.patience_s)?,

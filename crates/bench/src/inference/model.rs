@@ -19,10 +19,9 @@ pub struct ComputeArgs {
     /// Store K and V as f16, bf16, f32 or int8. int8 has a scale per row of a head [default: f16]
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<KvDtype>,
-    /// Compute products and attention in auto, bf16 or f32. auto is as nodes compute: quantized
-    /// weights with 8-bit integer activations, bfloat16 ones with bfloat16. With either, attention
-    /// is bfloat16, unless the KV is kept in f32. bf16 is bfloat16 throughout, quantized weights
-    /// included. f32 is the reference in single precision, slow and large
+    /// Compute products and attention in auto or f32. auto is as nodes compute: quantized weights
+    /// with 8-bit integer activations, bfloat16 ones with bfloat16, and attention in bfloat16,
+    /// unless the KV is kept in f32. f32 is the reference in single precision, slow and large
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub compute_dtype: ComputeDtype,
 }

@@ -483,7 +483,7 @@ impl RequestCore {
             }
             PrefillEvent::DecodeFailed(refused) => self.fail_at_decode(now, refused),
             PrefillEvent::GrantRefused(refused) => self.on_grant_refused(refused),
-            // Of the one nothing is needed but that it came; the other is no request's.
+            // Nothing is needed of it but that it came.
             PrefillEvent::Progress { .. } => {}
         }
     }
