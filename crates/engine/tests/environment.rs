@@ -34,7 +34,7 @@ fn baton_isa_variable_chooses_the_isa_of_the_engine() {
         let said = with_isa(isa.as_str());
         assert!(said.contains(&format!("runs with {isa}\n")), "{isa}: {said}");
     }
-    for name in ["scalar", "avx2", "vnni", "bf16", "amx"] {
+    for name in ["scalar", "avx2", "avx512", "vnni", "bf16", "amx"] {
         if !Isa::available().iter().any(|isa| isa.as_str() == name) {
             assert!(with_isa(name).contains("refused: "), "{name}");
         }

@@ -12,6 +12,8 @@ pub(super) enum Set {
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
     Vnni,
     #[cfg(target_arch = "x86_64")]
     Bf16,
@@ -64,13 +66,15 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
             all.push(Self(Set::Avx2));
-            let avx512 = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
-            if avx512 && is_x86_feature_detected!("avx512vnni") {
-                all.push(Self(Set::Vnni));
-                if is_x86_feature_detected!("avx512bf16") {
-                    all.push(Self(Set::Bf16));
-                    if amx::allowed() {
-                        all.push(Self(Set::Amx));
+            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
+                all.push(Self(Set::Avx512));
+                if is_x86_feature_detected!("avx512vnni") {
+                    all.push(Self(Set::Vnni));
+                    if is_x86_feature_detected!("avx512bf16") {
+                        all.push(Self(Set::Bf16));
+                        if amx::allowed() {
+                            all.push(Self(Set::Amx));
+                        }
                     }
                 }
             }
@@ -86,13 +90,15 @@ impl Isa {
         false
     }
 
-    /// `scalar`, `avx2`, `vnni` (AVX-512 with VNNI), `bf16` (that with BF16) or `amx` (that with
-    /// tiles).
+    /// `scalar`, `avx2`, `avx512`, `vnni` (AVX-512 with VNNI), `bf16` (that with BF16) or `amx`
+    /// (that with tiles).
     pub const fn as_str(self) -> &'static str {
         match self.0 {
             Set::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
             Set::Vnni => "vnni",
             #[cfg(target_arch = "x86_64")]
@@ -122,19 +128,20 @@ macro_rules! per_isa {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($args:tt)*) $(-> $ret:ty)? = $generic:ident<Floats>) => {
         $crate::kernels::isa::compiled! { [$(#[$doc])* $vis] $name ($($args)*) ($($ret)?) ($($args)* => $($ret)?) $generic $crate::kernels::lanes::Scalar;
             Avx2 => "avx2,fma,f16c", $crate::kernels::lanes::Avx2;
-            Vnni | Bf16 | Amx => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::lanes::Avx512;
+            Avx512 | Vnni | Bf16 | Amx => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::lanes::Avx512;
         }
     };
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($args:tt)*) $(-> $ret:ty)? = $generic:ident<Dots>) => {
         $crate::kernels::isa::compiled! { [$(#[$doc])* $vis] $name ($($args)*) ($($ret)?) ($($args)* => $($ret)?) $generic $crate::kernels::dots::ScalarDots;
             Avx2 => "avx2,fma,f16c", $crate::kernels::dots::Avx2Dots;
+            Avx512 => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::dots::Avx512Dots;
             Vnni | Bf16 | Amx => "avx2,fma,f16c,avx512f,avx512bw,avx512vnni", $crate::kernels::dots::VnniDots;
         }
     };
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($args:tt)*) $(-> $ret:ty)? = $generic:ident<Pairs>) => {
         $crate::kernels::isa::compiled! { [$(#[$doc])* $vis] $name ($($args)*) ($($ret)?) ($($args)* => $($ret)?) $generic $crate::kernels::pairs::Widened<$crate::kernels::lanes::Scalar>;
             Avx2 => "avx2,fma,f16c", $crate::kernels::pairs::Widened<$crate::kernels::lanes::Avx2>;
-            Vnni => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::pairs::Widened<$crate::kernels::lanes::Avx512>;
+            Avx512 | Vnni => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::pairs::Widened<$crate::kernels::lanes::Avx512>;
             Bf16 => "avx2,fma,f16c,avx512f,avx512bw,avx512bf16", $crate::kernels::pairs::Native<false>;
             Amx => "avx2,fma,f16c,avx512f,avx512bw,avx512bf16", $crate::kernels::pairs::Native<true>;
         }
@@ -142,7 +149,7 @@ macro_rules! per_isa {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($args:tt)*) $(-> $ret:ty)? = $generic:ident<Singles>) => {
         $crate::kernels::isa::compiled! { [$(#[$doc])* $vis] $name ($($args)*) ($($ret)?) ($($args)* => $($ret)?) $generic $crate::kernels::pairs::Single<$crate::kernels::lanes::Scalar, f32>;
             Avx2 => "avx2,fma,f16c", $crate::kernels::pairs::Single<$crate::kernels::lanes::Avx2, f32>;
-            Vnni | Bf16 | Amx => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::pairs::Single<$crate::kernels::lanes::Avx512, f32>;
+            Avx512 | Vnni | Bf16 | Amx => "avx2,fma,f16c,avx512f,avx512bw", $crate::kernels::pairs::Single<$crate::kernels::lanes::Avx512, f32>;
         }
     };
 }

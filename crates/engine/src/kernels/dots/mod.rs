@@ -5,12 +5,16 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2Dots;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512Dots;
 pub(crate) use scalar::ScalarDots;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use vnni::VnniDots;

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::Dots;
+use super::{Avx512Dots, Dots};
 use crate::kernels::lanes::Avx512;
 
 #[derive(Clone, Copy)]
@@ -18,41 +18,29 @@ impl Dots for VnniDots {
 
     #[inline(always)]
     unsafe fn nibbles(from: *const u8) -> [Self::Quants; 2] {
-        // SAFETY: the caller's promise of 64 bytes; the type is used only if the CPU has AVX-512 BW
-        // (see the trait).
-        unsafe {
-            let bytes = Self::bytes(from);
-            let mask = _mm512_set1_epi8(15);
-            [_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask)]
-        }
+        // SAFETY: the caller's promise.
+        unsafe { Avx512Dots::nibbles(from) }
     }
 
     #[inline(always)]
     unsafe fn bytes(from: *const u8) -> Self::Quants {
-        // SAFETY: the caller's promise of 64 bytes; AVX-512 F as above.
-        unsafe { _mm512_loadu_si512(from.cast()) }
+        // SAFETY: the caller's promise.
+        unsafe { Avx512Dots::bytes(from) }
     }
 
     #[inline(always)]
     fn with_bit(quants: Self::Quants, plane: Self::Quants, from: u32, to: u32) -> Self::Quants {
-        // SAFETY: AVX-512 BW as above. What a shift of 16 bits moves in from the neighbour is
-        // masked off.
-        unsafe {
-            let left = _mm512_sll_epi16(plane, _mm_cvtsi32_si128(to.saturating_sub(from) as i32));
-            let moved = _mm512_srl_epi16(left, _mm_cvtsi32_si128(from.saturating_sub(to) as i32));
-            _mm512_or_si512(quants, _mm512_and_si512(moved, _mm512_set1_epi8(1 << to)))
-        }
+        Avx512Dots::with_bit(quants, plane, from, to)
     }
 
     #[inline(always)]
     fn splat(x: i32) -> Self::Sums {
-        // SAFETY: AVX-512 F as above.
-        unsafe { _mm512_set1_epi32(x) }
+        Avx512Dots::splat(x)
     }
 
     #[inline(always)]
     fn dot(sums: Self::Sums, quants: Self::Quants, inputs: i32) -> Self::Sums {
-        // SAFETY: AVX-512 VNNI as above.
+        // SAFETY: the type is used only if the CPU has AVX-512 VNNI (see the trait).
         unsafe { _mm512_dpbusd_epi32(sums, quants, _mm512_set1_epi32(inputs)) }
     }
 
@@ -64,7 +52,6 @@ impl Dots for VnniDots {
 
     #[inline(always)]
     fn floats(sums: Self::Sums) -> Avx512 {
-        // SAFETY: AVX-512 F as above.
-        Avx512::from(unsafe { _mm512_cvtepi32_ps(sums) })
+        Avx512Dots::floats(sums)
     }
 }
