@@ -166,14 +166,15 @@ impl From<&d::QueueTerms> for w::QueueTerms {
 impl w::QueueTerms {
     /// The terms, with the priority that is told beside them.
     pub fn into_domain(self, priority: i32) -> Result<d::QueueTerms, InvalidMessage> {
-        if self.timeout_s == 0.0 {
+        let timeout = limit("queue.timeout_s", self.timeout_s)?;
+        if timeout.is_zero() {
             return Err(InvalidMessage { field: "queue.timeout_s", found: "0, but must be more".to_owned() });
         }
         Ok(d::QueueTerms {
             priority,
             patience: limit("queue.patience_s", self.patience_s)?,
             max_overtaken: limit("queue.max_overtaken_s", self.max_overtaken_s)?,
-            timeout: limit("queue.timeout_s", self.timeout_s)?,
+            timeout,
             compute: limit("queue.compute_s", self.compute_s)?,
         })
     }
