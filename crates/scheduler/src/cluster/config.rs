@@ -10,7 +10,7 @@ use crate::placement::{PlacementKind, PlacementPolicy};
 /// [`ClusterConfig::max_wait`] if not set otherwise.
 const MAX_WAIT: Duration = Duration::from_secs(30);
 
-/// Bounds and settings of a [`Cluster`].
+/// Bounds and settings of a [`Cluster`](super::Cluster).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClusterConfig {
     /// Whether prefixes may be fetched from node to node, if the placement policy wants to.
