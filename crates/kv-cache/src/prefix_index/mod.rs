@@ -3,9 +3,11 @@
 mod holders;
 
 use std::collections::HashMap;
+use std::hash::BuildHasher;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use baton_types::{BlockHash, Generation, KvEvent, NodeId};
+use hashbrown::DefaultHashBuilder;
 use hashbrown::hash_map::Entry;
 
 use holders::Holders;
@@ -73,8 +75,8 @@ const EVENTS_AT_ONCE: usize = 256;
 /// for the whole map.
 const SHARDS: usize = 1024;
 
-/// Block hashes are random already, so the hash is a cheap one. It has a seed: a client that
-/// chooses prompts cannot choose where they lie.
+/// Block hashes are random already, so the hash is a cheap one. It has a seed, as the choice of the
+/// shard has: a client that chooses prompts cannot choose where they lie.
 type Shard = hashbrown::HashMap<BlockHash, Holders>;
 
 /// Block hash to the nodes that hold the block. Lookups go on while events are applied: those take
@@ -92,6 +94,8 @@ pub struct PrefixIndex {
 #[derive(Debug)]
 struct Inner {
     shards: Box<[Shard]>,
+    /// Of the shards.
+    hasher: DefaultHashBuilder,
     slots: Vec<Option<Slot>>,
     by_name: HashMap<NodeId, NodeSlot>,
     stays: u64,
@@ -106,6 +110,7 @@ impl PrefixIndex {
     pub fn new(max_entries_per_node: usize) -> Self {
         let inner = Inner {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
+            hasher: DefaultHashBuilder::default(),
             slots: Vec::new(),
             by_name: HashMap::new(),
             stays: 0,
@@ -217,9 +222,11 @@ impl PrefixIndex {
         }
         self.clear(stay, Next::AskedSnapshot);
         self.change_all(stay, events, Next::AskedSnapshot);
-        match self.write().slot_mut(stay) {
+        let mut inner = self.write();
+        // It may have left in the meantime.
+        let is_here = inner.expects(node, generation).is_some_and(|(now, _)| now == stay);
+        match inner.slot_mut(stay).filter(|_| is_here) {
             Some(slot) => slot.next = Next::Event(sequence),
-            // It left in the meantime.
             None => return Applied::Stale,
         }
         Applied::Applied
@@ -403,15 +410,20 @@ impl Inner {
 
     /// Makes changes, of which none is [`KvEvent::Cleared`].
     fn change(&mut self, stay: Stay, events: &[KvEvent], max_entries: usize) {
+        // The node left while its events were told: what came now would stay behind its shards'
+        // clearing, for the next node in its slot.
+        if self.clearing.contains(&stay) {
+            return;
+        }
         let Some(slot) = self.slots[usize::from(stay.slot.0)].as_mut().filter(|slot| slot.stay == stay) else { return };
         for event in events {
             match event {
                 KvEvent::Stored { hash, .. } if slot.entries < max_entries => {
-                    let holders = self.shards[shard_of(hash)].entry(*hash).or_default();
+                    let holders = self.shards[shard_of(&self.hasher, hash)].entry(*hash).or_default();
                     slot.entries += usize::from(holders.insert(stay.slot.0));
                 }
                 KvEvent::Removed { hash } => {
-                    if let Entry::Occupied(mut block) = self.shards[shard_of(hash)].entry(*hash) {
+                    if let Entry::Occupied(mut block) = self.shards[shard_of(&self.hasher, hash)].entry(*hash) {
                         slot.entries -= usize::from(block.get_mut().remove(stay.slot.0));
                         if block.get().is_empty() {
                             block.remove();
@@ -425,7 +437,7 @@ impl Inner {
 
     /// Slots of the nodes that hold a block, ascending.
     fn holders(&self, hash: &BlockHash) -> &[u16] {
-        self.shards[shard_of(hash)].get(hash).map_or(&[], |holders| holders)
+        self.shards[shard_of(&self.hasher, hash)].get(hash).map_or(&[], |holders| holders)
     }
 
     /// Along a chain, until no node holds more.
@@ -459,9 +471,9 @@ impl Inner {
     }
 }
 
-/// Where a block's holders are. Hashes are uniform.
-fn shard_of(hash: &BlockHash) -> usize {
-    usize::from(u16::from_le_bytes([hash.0[0], hash.0[1]])) % SHARDS
+/// Where a block's holders are.
+fn shard_of(hasher: &DefaultHashBuilder, hash: &BlockHash) -> usize {
+    hasher.hash_one(hash) as usize % SHARDS
 }
 
 #[cfg(test)]
@@ -563,6 +575,10 @@ mod tests {
                     for generation in 1..300 {
                         index.add_node(&node(n), Generation(generation));
                         index.apply(&node(n), Generation(generation), 0, events);
+                        // In several batches, between which the node may leave.
+                        let sequence = events.len() as u64;
+                        index.snapshot(&node(n), Generation(generation), sequence, &events.repeat(4));
+                        index.more_of_snapshot(&node(n), Generation(generation), sequence, &events.repeat(4));
                     }
                 });
             }
