@@ -48,6 +48,7 @@ if [[ -n ${KILL_EVERY:-} ]]; then
   killer=$!
 fi
 # Both play the same part of the trace. Without objectives, whatever completes is met.
+[[ -z ${TBT_SLO_MS:-} || -n ${TTFT_SLO_MS:-} ]] || { echo "bench-sim-vs-live: TTFT_SLO_MS: expected with TBT_SLO_MS" >&2; exit 2; }
 if [[ -n ${TTFT_SLO_MS:-} ]]; then
   limits=(--ttft-limit "${TTFT_SLO_MS}ms" --tbt-limit "${TBT_SLO_MS:?expected with TTFT_SLO_MS}ms" --send-limits)
 else
@@ -55,7 +56,7 @@ else
 fi
 duration=$(python3 -c 'import sys; print(float(sys.argv[1]) / float(sys.argv[2]))' "$seconds" "$speed")
 jitter_of=()
-if [[ $jitter != 0 ]]; then jitter_of=(--jitter "${jitter}s"); fi
+if [[ ! $jitter =~ ^0(\.0*)?$ ]]; then jitter_of=(--jitter "${jitter}s"); fi
 "$baton" --json bench serve "grpc://$conductor" --trace "$trace" --duration "${duration}s" --speed "$speed" "${jitter_of[@]}" --seed "$seed" \
   --most-in-flight 10000 --timeout 15m "${limits[@]}" >"$work/live.json"
 "$baton" --json simulate --trace "$trace" --duration "$seconds" --speed "$speed" --jitter "$jitter" --seed "$seed" --prefill "$nodes" --decode "$nodes" \

@@ -49,16 +49,7 @@ pub fn kind_of_status(status: &Status) -> ErrorKind {
 /// What a status says, and what caused it: gRPC's own messages (`tcp connect error`) keep the
 /// reason in their sources.
 pub fn reason_of_status(status: &Status) -> String {
-    let mut reason = status.message().to_owned();
-    let mut source = std::error::Error::source(status);
-    while let Some(cause) = source {
-        let said = cause.to_string();
-        if !reason.contains(&said) {
-            reason = format!("{reason}: {said}");
-        }
-        source = cause.source();
-    }
-    reason
+    baton_types::with_sources(status.message().to_owned(), status)
 }
 
 #[cfg(test)]

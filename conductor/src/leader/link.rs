@@ -40,7 +40,7 @@ pub enum LinkError {
 
 impl From<Status> for LinkError {
     fn from(status: Status) -> Self {
-        Self::Ended(format!("{:?}: {}", status.code(), status.message()))
+        Self::Ended(format!("{:?}: {}", status.code(), baton_proto::reason_of_status(&status)))
     }
 }
 

@@ -58,8 +58,8 @@ pub fn command<T: Declared>(binary: &'static str, about: &'static str) -> Comman
             .allow_negative_numbers(true)
             .help(setting.about().replace('`', ""));
         match default_of::<T>(setting.key) {
-            Some(default) if !default.is_empty() => flag.default_value(default),
-            _ => flag,
+            Some(default) => flag.default_value(default),
+            None => flag,
         }
     });
     Command::new(binary).version(env!("CARGO_PKG_VERSION")).about(about).args([config, print_config]).args(flags)
@@ -77,13 +77,15 @@ mod tests {
     use super::*;
 
     crate::settings! {
-        /// Two settings.
-        pub struct Two {
+        /// A few settings.
+        pub struct Few {
             /// Listen on `this`
             /// address.
             listen: String = "127.0.0.1:0".into(), "ADDR";
             /// Use this name.
             name: Option<String> = None, "NAME";
+            /// Ask these.
+            peers: Vec<String> = Vec::new(), "ADDRS";
             /// Take this long.
             #[serde(rename = "grace_s")]
             grace_s: f64 = 30.0, "SECONDS";
@@ -91,16 +93,24 @@ mod tests {
     }
 
     fn flags(line: &[&str]) -> Vec<(&'static str, String)> {
-        let matches = command::<Two>("two", "Test").try_get_matches_from([&["two"], line].concat()).unwrap();
-        given::<Two>(&matches).collect()
+        let matches = command::<Few>("two", "Test").try_get_matches_from([&["two"], line].concat()).unwrap();
+        given::<Few>(&matches).collect()
     }
 
     #[test]
     fn flags_are_declared_with_help_and_default() {
-        let help = command::<Two>("two", "Test").render_help().to_string();
+        let help = command::<Few>("two", "Test").render_help().to_string();
         assert!(help.contains("--listen <ADDR>") && help.contains("Listen on this address [default: 127.0.0.1:0]"));
         assert!(help.contains("--grace-s <SECONDS>") && help.contains("Take this long [default: 30]"), "{help}");
         assert!(help.contains("Use this name\n"), "a setting without a default has none: {help}");
+        assert!(help.contains("Ask these\n"), "an empty list is none: {help}");
+    }
+
+    #[test]
+    fn value_that_is_not_utf8_is_an_error_and_not_a_panic() {
+        use std::os::unix::ffi::OsStrExt;
+        let line = ["few".as_ref(), "--name".as_ref(), std::ffi::OsStr::from_bytes(b"/m\xff")];
+        assert!(command::<Few>("few", "Test").try_get_matches_from(line).is_err());
     }
 
     #[test]

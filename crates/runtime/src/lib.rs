@@ -1,5 +1,5 @@
-//! What every process of Baton needs around its work: clock, settings, telemetry, supervised tasks,
-//! shutdown phases, ports with limits, and the reason in an error.
+//! What every process of Baton needs around its work: clock, settings and the command line,
+//! telemetry, supervised tasks, shutdown phases, and ports with limits.
 //!
 //! **Invariant**: only `clock` reads the machine's clock and randomness, and waits; only `tasks`
 //! starts tasks.
@@ -13,14 +13,13 @@ pub mod settings;
 pub mod telemetry;
 
 mod clock;
-mod innermost;
 mod shutdown;
 mod tasks;
 
+pub use baton_types::{error_chain, innermost};
 pub use clock::{
     Clock, ManualClock, SystemClock, Waited, interval, new_generation, now, random_u64, sleep, sleep_until, within,
 };
-pub use innermost::{error_chain, innermost};
 pub use shutdown::{Drain, Phase, Shutdown, Signals};
 pub use tasks::{TaskFailure, TaskSet};
 pub use telemetry::{

@@ -274,9 +274,15 @@ macro_rules! settings {
     };
 }
 
-/// The default of a setting as it would be given; `None`: it has none.
+/// The default of a setting as it would be given; `None`: it has none, or an empty one.
 pub fn default_of<T: Declared>(key: &str) -> Option<String> {
-    Loaded::from(T::default()).value(key)
+    Loaded::from(T::default()).value(key).filter(|value| !value.is_empty() && value != "[]")
+}
+
+/// A number in a form that JSON does not have: `.5`, `+4`, `04`.
+fn plain_number(text: &str) -> Option<Value> {
+    let whole = text.parse::<u64>().ok().map(Value::from);
+    whole.or_else(|| text.parse::<f64>().ok().and_then(|number| Some(serde_json::Number::from_f64(number)?.into())))
 }
 
 /// Puts the layers together. `flags` are the keys and values given on the command line.
@@ -397,6 +403,7 @@ impl Layers {
         let parsed: Option<Value> = serde_json::from_str(&value).ok();
         let text = Value::String(value);
         let value = match (default, parsed) {
+            (Value::Number(_), None) => text.as_str().and_then(plain_number).unwrap_or(text),
             (Value::String(_), _) | (_, None) => text,
             (Value::Null, Some(parsed)) if self.fits::<T>(key, text.clone()).is_err() => parsed,
             (Value::Null, Some(_)) => text,
@@ -556,6 +563,9 @@ mod tests {
         let environment = env(&[("BATON_LIMIT", "7"), ("BATON_NAME", "7"), ("BATON_GRACE_S", "2")]);
         let settings = load::<Sample>(None, environment, NO_FLAGS).unwrap().settings;
         assert_eq!((settings.limit, settings.name.as_deref(), settings.grace_s), (Some(7), Some("7"), 2.0));
+        for (given, grace_s) in [(".5", 0.5), ("5.", 5.0), ("04", 4.0), ("+4", 4.0)] {
+            assert_eq!(load::<Sample>(None, env(&[]), flag("grace_s", given)).unwrap().settings.grace_s, grace_s);
+        }
         let error = load::<Sample>(None, env(&[("BATON_LIMIT", "-7")]), NO_FLAGS).unwrap_err().to_string();
         assert_eq!(error, "BATON_LIMIT: '-7': expected a whole number from 0 to 4294967295");
     }

@@ -123,7 +123,7 @@ impl Trace {
 
     /// Shifts each request later by up to `within`, and sorts again: if timestamps are rounded,
     /// requests come in bursts that no client sent.
-    pub fn jitter(&mut self, within: Duration, random: &mut Random) {
+    fn jitter(&mut self, within: Duration, random: &mut Random) {
         for request in &mut self.requests {
             request.timestamp += within.mul_f64(random.unit());
         }

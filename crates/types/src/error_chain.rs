@@ -16,7 +16,11 @@ pub fn innermost(error: &dyn Error) -> String {
 /// What an error and its sources say, from the top down. Some say their source's words themselves:
 /// they are not said again.
 pub fn error_chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
+    with_sources(error.to_string(), error)
+}
+
+/// As [`error_chain`], of an error whose own words are `text`.
+pub fn with_sources(mut text: String, error: &dyn Error) -> String {
     let mut source = error.source();
     while let Some(cause) = source {
         let cause_text = cause.to_string();

@@ -4,6 +4,7 @@
 //! [`KvLayout::check_compatible`] are the only places where a request's parameters and two nodes'
 //! layouts are judged.
 
+mod error_chain;
 mod error_kind;
 mod id;
 mod kv_layout;
@@ -17,6 +18,7 @@ mod sampling;
 mod slo;
 mod transfer;
 
+pub use error_chain::{error_chain, innermost, with_sources};
 pub use error_kind::ErrorKind;
 pub use id::{
     Attempt, BlockHash, BlockId, ConductorId, Generation, GrantId, ModelFingerprint, NodeId, NodeRole, ParseIdError,
