@@ -2,7 +2,7 @@
 """The rules for words that a program can check: docs/glossary.md has the others.
 
 - Documents, help and metrics: the median sentence has at most 18 words, the 90th percentile at most 28.
-- No line of a document over 120 columns (tables and code aside), no comment in Rust or .proto over 100.
+- No line of a document over 120 columns (tables aside), no comment in Rust or .proto over 100.
 - None of the words below, in any of them or in a comment.
 """
 
@@ -61,9 +61,9 @@ def main():
     problems, lengths = [], {"documents": [], "help and metrics": []}
     for name in tracked("*.md"):
         text = pathlib.Path(name).read_text()
-        plain = prose(text)
-        lengths["documents"] += sentences(plain)
-        wide = [line for line in plain.splitlines() if len(line) > 120]
+        lengths["documents"] += sentences(prose(text))
+        # Lines of code, too: an output that wraps cannot be read. Tables cannot be narrower.
+        wide = [line for line in text.splitlines() if len(line) > 120 and not line.lstrip().startswith("|")]
         problems += [f"{name}: a line of {len(line)} columns: {line[:60]}..." for line in wide]
     for name in tracked("*.rs", "*.proto"):
         text = pathlib.Path(name).read_text()
