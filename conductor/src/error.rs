@@ -57,13 +57,14 @@ impl GenerateError {
     }
 
     /// Every [`GenerateError::stage`].
-    pub const STAGES: [&'static str; 3] = ["validation", "admission", "placement"];
+    pub const STAGES: [&'static str; 4] = ["validation", "conductor", "admission", "placement"];
 
-    /// The stage that refused it, if it was not taken in.
+    /// The stage that rejected it, if it was not admitted.
     pub fn stage(&self) -> &'static str {
         match self {
             Self::Invalid { .. } | Self::TooLong(_) | Self::NotFound { .. } => "validation",
-            Self::Frontend { .. } | Self::Request(RequestError::GoingDown) => "admission",
+            Self::Frontend { .. } | Self::Request(RequestError::GoingDown) => "conductor",
+            Self::Request(error) if error.kind() == ErrorKind::Overloaded => "admission",
             Self::Request(_) => "placement",
         }
     }

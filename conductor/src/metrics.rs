@@ -30,15 +30,15 @@ const WAITING: &str = "baton_conductor_requests_waiting";
 const TTFT: &str = "baton_conductor_time_to_first_token_seconds";
 const GAP: &str = "baton_conductor_inter_token_latency_seconds";
 const E2E: &str = "baton_conductor_e2e_request_latency_seconds";
-const EXPOSED: &str = "baton_conductor_kv_transfer_exposed_seconds";
+const EXPOSED: &str = "baton_conductor_kv_push_exposed_seconds";
 const PROMPT_TOKENS: &str = "baton_conductor_prompt_tokens_total";
 const GENERATION_TOKENS: &str = "baton_conductor_generation_tokens_total";
 const CACHED_TOKENS: &str = "baton_conductor_cached_prompt_tokens_total";
-const ESTIMATE_ERROR: &str = "baton_conductor_estimate_error_ratio";
-const PREDICTED_SECONDS: &str = "baton_conductor_estimate_predicted_seconds";
-const MEASURED_SECONDS: &str = "baton_conductor_estimate_measured_seconds";
-const PREDICTED_TOKENS: &str = "baton_conductor_estimate_predicted_tokens";
-const MEASURED_TOKENS: &str = "baton_conductor_estimate_measured_tokens";
+const ESTIMATE_ERROR: &str = "baton_conductor_prediction_error_ratio";
+const PREDICTED_SECONDS: &str = "baton_conductor_predicted_seconds";
+const MEASURED_SECONDS: &str = "baton_conductor_measured_seconds";
+const PREDICTED_TOKENS: &str = "baton_conductor_predicted_tokens";
+const MEASURED_TOKENS: &str = "baton_conductor_measured_tokens";
 const NODES: &str = "baton_conductor_nodes_ready";
 const NODES_LOST: &str = "baton_conductor_nodes_lost_total";
 
@@ -73,7 +73,7 @@ pub const METRICS: &[MetricDoc] = &[
         REJECTIONS,
         MetricKind::Counter,
         &["kind", "stage"],
-        "Requests refused before any work, by kind of error and stage: validation (invalid request), admission (no room at this conductor), placement.",
+        "Requests rejected before any work, by kind of error and stage: validation (invalid request), conductor (its own limits, or its drain), admission (policy, or no room in the cluster), placement (no node or no leader).",
     ),
     doc(ATTACHED, MetricKind::Counter, &[], "Requests answered from an earlier request with the same idempotency key."),
     doc(
@@ -126,13 +126,13 @@ pub const METRICS: &[MetricDoc] = &[
         TTFT,
         MetricKind::Histogram(LATENCY_BUCKETS),
         &[],
-        "Seconds from a request's arrival to its first token at the frontend.",
+        "Seconds from a request's arrival to its first token at the conductor.",
     ),
     doc(
         GAP,
         MetricKind::Histogram(GAP_BUCKETS),
         &[],
-        "Seconds between two pieces of a request's output at the frontend.",
+        "Seconds between two pieces of a request's output at the conductor.",
     ),
     doc(
         RELAY,
@@ -147,38 +147,38 @@ pub const METRICS: &[MetricDoc] = &[
         "Seconds from asking for an attempt's placement to the answer. With several conductors, this includes a hop to the leader or the wait for one.",
     ),
     doc(E2E, MetricKind::Histogram(LATENCY_BUCKETS), &[], "Seconds from a request's arrival to its end."),
-    doc(EXPOSED, MetricKind::Histogram(GAP_BUCKETS), &[], "Seconds of a KV transfer after the last layer's compute."),
+    doc(EXPOSED, MetricKind::Histogram(GAP_BUCKETS), &[], "Seconds of a KV push that compute does not hide: after the last layer's compute."),
     doc(PROMPT_TOKENS, MetricKind::Counter, &[], "Prompt tokens of ended requests."),
     doc(GENERATION_TOKENS, MetricKind::Counter, &[], "Tokens generated for ended requests."),
     doc(CACHED_TOKENS, MetricKind::Counter, &[], "Prompt tokens that the prefill node did not have to compute."),
     doc(
         ESTIMATE_ERROR,
         MetricKind::Histogram(ERROR_BUCKETS),
-        &["estimate"],
-        "Prediction error of finished requests, as a ratio of the measured value: ttft (from placement), tbt, transfer (KV push after compute), output (tokens).",
+        &["quantity"],
+        "Prediction error of finished requests, as a ratio of the measured value: ttft (from placement), tbt, transfer (KV push that compute does not hide), output (tokens).",
     ),
     doc(
         PREDICTED_SECONDS,
         MetricKind::Histogram(ESTIMATE_BUCKETS),
-        &["estimate"],
+        &["quantity"],
         "Predicted seconds of ttft, tbt and transfer of finished requests. Its sum over the measured sum is the bias.",
     ),
     doc(
         MEASURED_SECONDS,
         MetricKind::Histogram(ESTIMATE_BUCKETS),
-        &["estimate"],
+        &["quantity"],
         "Measured seconds of ttft, tbt and transfer of finished requests.",
     ),
     doc(
         PREDICTED_TOKENS,
         MetricKind::Histogram(TOKEN_BUCKETS),
-        &["estimate"],
+        &["quantity"],
         "Predicted output tokens of finished requests.",
     ),
     doc(
         MEASURED_TOKENS,
         MetricKind::Histogram(TOKEN_BUCKETS),
-        &["estimate"],
+        &["quantity"],
         "Measured output tokens of finished requests.",
     ),
     doc(NODES, MetricKind::Gauge, &["role"], "Nodes that accept requests."),
@@ -234,7 +234,7 @@ impl EstimateMetrics {
             Estimate::Output => (PREDICTED_TOKENS, MEASURED_TOKENS),
             Estimate::Ttft | Estimate::Tbt | Estimate::Transfer => (PREDICTED_SECONDS, MEASURED_SECONDS),
         };
-        let of = |name: &'static str| histogram!(name, "estimate" => estimate.as_str());
+        let of = |name: &'static str| histogram!(name, "quantity" => estimate.as_str());
         Self { error: of(ESTIMATE_ERROR), predicted: of(predicted), measured: of(measured) }
     }
 }
@@ -398,7 +398,7 @@ mod tests {
         let (telemetry, _metrics) = baton_runtime::Telemetry::local(&[METRICS], Metrics::default).unwrap();
         let text = telemetry.render();
         for series in [
-            r#"baton_conductor_rejections_total{kind="overloaded",stage="placement"}"#,
+            r#"baton_conductor_rejections_total{kind="overloaded",stage="admission"}"#,
             r#"baton_conductor_request_failures_total{kind="internal"}"#,
             r#"baton_conductor_request_success_total{finished_reason="stop"}"#,
             r#"baton_conductor_nodes_lost_total{role="decode"}"#,

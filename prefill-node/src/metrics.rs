@@ -49,7 +49,7 @@ pub const METRICS: &[MetricDoc] = &[
         name: EXPOSED,
         kind: MetricKind::Histogram(GAP_BUCKETS),
         labels: &[],
-        help: "Seconds of a KV push after the last layer's compute.",
+        help: "Seconds of a KV push that compute does not hide: after the last layer's compute.",
     },
     MetricDoc {
         name: FETCHES,

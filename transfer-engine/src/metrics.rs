@@ -16,7 +16,7 @@ pub(crate) const PEER_BUSY: &str = "baton_transfer_peer_busy_seconds_total";
 pub(crate) const PEER_IN_FLIGHT: &str = "baton_transfer_peer_in_flight_bytes";
 pub(crate) const PEER_BANDWIDTH: &str = "baton_transfer_peer_bandwidth_bytes_per_second";
 pub(crate) const RETRIES: &str = "baton_transfer_retries_total";
-pub(crate) const FAILOVERS: &str = "baton_transfer_failovers_total";
+pub(crate) const CHANGES: &str = "baton_transfer_transport_changes_total";
 const REFUSALS: &str = "baton_transfer_refusals_total";
 const CONNECTS: &str = "baton_transfer_connects_total";
 const CONNECTIONS: &str = "baton_transfer_connections";
@@ -103,10 +103,10 @@ pub const METRICS: &[MetricDoc] = &[
         help: "Parts of batches sent again after their connection failed.",
     },
     MetricDoc {
-        name: FAILOVERS,
+        name: CHANGES,
         kind: MetricKind::Counter,
         labels: &["peer", "from", "to"],
-        help: "Changes of the transport to a peer.",
+        help: "Changes of the transport to a peer, to a worse one (fallback) or back.",
     },
 ];
 

@@ -7,7 +7,7 @@ use baton_types::{Generation, NodeId};
 use metrics::{Counter, Gauge, counter, gauge};
 
 use crate::grant::Writer;
-use crate::metrics::{FAILOVERS, PEER_BANDWIDTH, PEER_BATCHES, PEER_BUSY, PEER_BYTES, PEER_IN_FLIGHT, RETRIES};
+use crate::metrics::{CHANGES, PEER_BANDWIDTH, PEER_BATCHES, PEER_BUSY, PEER_BYTES, PEER_IN_FLIGHT, RETRIES};
 use crate::{TransferError, TransportKind};
 
 /// Bandwidth is taken anew over at least as many bytes.
@@ -106,7 +106,7 @@ impl PathStats {
             for to in [TransportKind::Shm, TransportKind::Tcp].into_iter().filter(|to| to.rank() > from.rank()) {
                 let from = from.as_str();
                 let to = to.as_str();
-                counter!(FAILOVERS, "peer" => peer.clone(), "from" => from, "to" => to).absolute(0);
+                counter!(CHANGES, "peer" => peer.clone(), "from" => from, "to" => to).absolute(0);
             }
         }
         Self {
@@ -154,7 +154,7 @@ impl PathStats {
             state.warned = Some(baton_runtime::now());
         }
         drop(state);
-        counter!(FAILOVERS, "peer" => self.peer.clone(), "from" => from.as_str(), "to" => kind.as_str()).increment(1);
+        counter!(CHANGES, "peer" => self.peer.clone(), "from" => from.as_str(), "to" => kind.as_str()).increment(1);
         let reason = failed.map_or_else(String::new, |(_, error)| error.to_string());
         match (falls_back, is_news) {
             (true, true) => {

@@ -96,9 +96,9 @@ async fn load_command_reports_admission_goodput_and_prediction_errors() -> anyho
     assert!(rates.count() >= 1, "{after}");
     assert!(after["decode"][0]["step_s"].as_f64() > Some(0.0) && after["decode"][0]["tbt_s"].is_null(), "{after}");
     let (_, metrics) = cluster.http("/metrics", None).await?;
-    let line = "baton_conductor_estimate_error_ratio_count{estimate=\"ttft\"} 6";
+    let line = "baton_conductor_prediction_error_ratio_count{quantity=\"ttft\"} 6";
     assert!(metrics.contains(line), "{line} in:\n{metrics}");
-    assert!(metrics.contains("baton_conductor_estimate_measured_tokens_sum{estimate=\"output\"} 60"), "{metrics}");
+    assert!(metrics.contains("baton_conductor_measured_tokens_sum{quantity=\"output\"} 60"), "{metrics}");
 
     let shown = String::from_utf8(baton(&cluster, &["load"]).await?.stdout)?;
     assert!(shown.starts_with("PREFILL") && shown.contains("7 accepted, 1 refused"), "{shown}");
