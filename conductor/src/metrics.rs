@@ -147,7 +147,12 @@ pub const METRICS: &[MetricDoc] = &[
         "Seconds from asking for an attempt's placement to the answer. With several conductors, this includes a hop to the leader or the wait for one.",
     ),
     doc(E2E, MetricKind::Histogram(LATENCY_BUCKETS), &[], "Seconds from a request's arrival to its end."),
-    doc(EXPOSED, MetricKind::Histogram(GAP_BUCKETS), &[], "Seconds of a KV push that compute does not hide: after the last layer's compute."),
+    doc(
+        EXPOSED,
+        MetricKind::Histogram(GAP_BUCKETS),
+        &[],
+        "Seconds of a KV push that compute does not hide: after the last layer's compute.",
+    ),
     doc(PROMPT_TOKENS, MetricKind::Counter, &[], "Prompt tokens of ended requests."),
     doc(GENERATION_TOKENS, MetricKind::Counter, &[], "Tokens generated for ended requests."),
     doc(CACHED_TOKENS, MetricKind::Counter, &[], "Prompt tokens that the prefill node did not have to compute."),

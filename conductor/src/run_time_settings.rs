@@ -193,7 +193,7 @@ impl Frontend {
     /// force then.
     ///
     /// # Errors
-    /// A value is not taken, or etcd is away. Nothing was changed.
+    /// A value is not taken, or etcd is unreachable. Nothing was changed.
     pub async fn change_settings(&self, change: &[(String, String)], by: &str) -> Result<InForce, GenerateError> {
         settings::name("by", by).map_err(|bad| GenerateError::invalid(bad.key, bad.problem))?;
         let unavailable = |message: String| GenerateError::Frontend {
@@ -253,7 +253,7 @@ impl Frontend {
         let (settings, rules) = match self.settings.with(&shared) {
             Ok(checked) => checked,
             Err(error) => {
-                tracing::error!(version, by, %error, "what is set at run time is not taken: the settings before stay");
+                tracing::error!(version, by, %error, "the run-time settings are rejected: the earlier ones stay in force");
                 return;
             }
         };

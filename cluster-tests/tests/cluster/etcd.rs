@@ -145,7 +145,7 @@ async fn etcd_with_tls_and_users_keeps_leaders_beyond_token_expiry() -> anyhow::
     for (conductor, elections) in [(&blue, 1), (&green, 1), (&follower, 0)] {
         let log = log(conductor)?;
         assert_eq!(log.matches("this conductor leads").count(), elections, "{log}");
-        assert!(!log.contains("etcd is away") && !log.contains("the lease ended"), "{log}");
+        assert!(!log.contains("etcd is unreachable") && !log.contains("the lease ended"), "{log}");
     }
     assert_eq!(follower.metric("baton_conductor_leads").await?, 0.0);
     blue.kill().await?;
@@ -163,15 +163,15 @@ async fn etcd_that_takes_no_credentials_is_logged_until_files_are_right() -> any
         ("role", &[("--etcd-prefix", "/green")], "permission denied"),
     ] {
         let conductor = guarded.conductor(name, "blue", other).await?;
-        says(&conductor, &["etcd is away", said]).await?;
+        says(&conductor, &["etcd is unreachable", said]).await?;
         assert_eq!(conductor.metric("baton_conductor_leads").await?, 0.0);
     }
     let password = guarded.certificates.path("rotated");
     std::fs::write(&password, "yesterday's")?;
     let conductor = guarded.conductor("password", "blue", &[("--etcd-password-file", "rotated")]).await?;
-    says(&conductor, &["etcd is away", "invalid user ID or password"]).await?;
+    says(&conductor, &["etcd is unreachable", "invalid user ID or password"]).await?;
     std::fs::remove_file(&password)?;
-    says(&conductor, &["etcd is away", "rotated cannot be read"]).await?;
+    says(&conductor, &["etcd is unreachable", "rotated cannot be read"]).await?;
     std::fs::write(&password, "secret of blue\n")?;
     leads(&conductor).await?;
     assert!(!log(&conductor)?.contains("secret of"), "a password is not logged");
@@ -207,7 +207,7 @@ async fn etcd_compaction_restarts_the_watch_for_the_leader() -> anyhow::Result<(
         }
     });
     let follower = conductor(folder.path(), "follower", &format!("{PROXIED_HOST}:{port}"), &[]).await?;
-    says(&follower, &["looking again who leads", "compacted"]).await?;
+    says(&follower, &["restarting the leader watch", "compacted"]).await?;
     baton_runtime::sleep(2 * baton_membership::LEASE).await;
     let log_of_leader = log(&leader)?;
     let log_of_follower = log(&follower)?;
@@ -232,7 +232,7 @@ async fn etcd_unreachable_at_start_is_waited_for() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     etcd.kill().await?;
     let conductor = conductor(folder.path(), "conductor", etcd.address(), &[]).await?;
-    says(&conductor, &["etcd is away", "Connection refused"]).await?;
+    says(&conductor, &["etcd is unreachable", "Connection refused"]).await?;
     assert_eq!(conductor.metric("baton_conductor_leads").await?, 0.0);
     etcd.restart(true)?;
     leads(&conductor).await?;

@@ -146,6 +146,6 @@ async fn on_a_full_disk(model: &Path, folder: &Path) -> anyhow::Result<()> {
     println!("{} blocks fit the disk", load.blocks_ssd);
     assert!(load.blocks_ssd > 0 && load.blocks_ssd < PROMPTS * PROMPT_BLOCKS, "{}", load.blocks_ssd);
     let log = std::fs::read_to_string(&cluster.prefill[0].log)?;
-    assert!(log.contains("the SSD tier cannot take a block"), "{log}");
+    assert!(log.contains("the SSD tier cannot store a block"), "{log}");
     cluster.stop().await
 }

@@ -282,7 +282,7 @@ impl Frontend {
                 tracing::info!(term, "this conductor leads");
             } else {
                 let latest = desk.core.latest();
-                tracing::warn!(term, latest, "a later term places than this conductor's, which waits for another one");
+                tracing::warn!(term, latest, "a newer leader was elected: this conductor's term is too old, and it waits for a later one");
             }
         });
     }
@@ -325,7 +325,7 @@ impl Frontend {
                 );
             }
             LaterTerm::LeaderLost { known } => {
-                tracing::warn!(term, known, "a later term places than that of the leader that this conductor knows");
+                tracing::warn!(term, known, "a newer leader was elected than the one that this conductor knows");
             }
         }
     }

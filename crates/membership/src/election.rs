@@ -24,7 +24,7 @@ const RETRY: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_millis(500);
 /// Those that see the leader go do not all ask at once.
 const JITTER: Duration = Duration::from_millis(50);
-/// Most reasons for which etcd is away that are said.
+/// Most reasons for which etcd is unreachable that are said.
 const MAX_SAID: usize = 8;
 
 /// What a leader writes.
@@ -83,7 +83,7 @@ impl Election {
         self.leadership.subscribe()
     }
 
-    /// Takes part for ever. While etcd is away, what is known stays.
+    /// Takes part for ever. While etcd is unreachable, what is known stays.
     pub async fn run(mut self) {
         let mut wait = RETRY;
         // What was said since etcd was there.
@@ -98,16 +98,16 @@ impl Election {
             match error {
                 EtcdError::LeaseEnded => tracing::warn!(etcd = member, "{error}: another conductor may lead"),
                 // A watch that ends begins again with what there is.
-                EtcdError::WatchEnded(_) => tracing::info!(etcd = member, %error, "looking again who leads"),
+                EtcdError::WatchEnded(_) => tracing::info!(etcd = member, %error, "restarting the leader watch"),
                 _ if said.len() < MAX_SAID && said.insert(error.to_string()) => {
                     let then = match self.candidacy.leadership() {
                         Leadership::Unknown => "no leader is known",
                         Leadership::Own { .. } | Leadership::Other { .. } => "what is known of the leader stays",
                     };
-                    tracing::warn!(etcd = member, %error, ?retry_in, "etcd is away: {then}");
+                    tracing::warn!(etcd = member, %error, ?retry_in, "etcd is unreachable: {then}");
                 }
                 // It was said.
-                _ => tracing::debug!(etcd = member, %error, "etcd is still away"),
+                _ => tracing::debug!(etcd = member, %error, "etcd is still unreachable"),
             }
             self.member = self.member.wrapping_add(1);
             self.clock.sleep(wait).await;

@@ -141,16 +141,16 @@ impl SettingsStore {
         self.member.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Follows what is set, for ever. While etcd is away, what is known stays.
+    /// Follows what is set, for ever. While etcd is unreachable, what is known stays.
     pub async fn run(&self) {
         let Some(etcd) = &self.etcd else { return std::future::pending().await };
         let mut wait = RETRY;
         loop {
             let Err(error) = self.follow(etcd, &mut wait).await;
-            // Who leads is learnt from the same etcd, and says that it is away.
+            // Who leads is learnt from the same etcd, and says that it is unreachable.
             match error {
                 EtcdError::Key { .. } => tracing::error!(%error, "what is set at run time is not understood"),
-                _ => tracing::debug!(%error, "etcd is away: the settings stay"),
+                _ => tracing::debug!(%error, "etcd is unreachable: the settings stay"),
             }
             self.next_member();
             self.clock.sleep(wait).await;

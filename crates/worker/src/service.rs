@@ -112,7 +112,7 @@ async fn read_commands<E>(
     use v1::node_command::Command;
     while let Some(command) = commands.message().await? {
         let Some(command) = command.command else {
-            tracing::warn!(%conductor, "a command that this version does not know: it is left undone");
+            tracing::warn!(%conductor, "a command that this version does not know: it is ignored");
             continue;
         };
         if matches!(command, Command::Hello(_)) {
@@ -148,7 +148,7 @@ async fn read_commands<E>(
             Ok(None) => {}
             // One command that cannot be read is no reason to end the requests of the others.
             Err(error) => {
-                tracing::error!(%conductor, %error, "a command cannot be read: it is left undone");
+                tracing::error!(%conductor, %error, "a command cannot be read: it is ignored");
                 if let Some((key, _)) = ordered {
                     let refused = Refused { kind: ErrorKind::Internal, message: format!("the job: {error}") };
                     fail(key, refused);

@@ -180,11 +180,11 @@ impl Sessions {
         match &admitted {
             Ok(false) => {}
             Ok(true) => {
-                tracing::info!(told_by = %conductor, term, "a later term places");
+                tracing::info!(told_by = %conductor, term, "a newer leader was elected");
                 self.broadcast(&v1::node_event::Event::LeaderTerm(term));
             }
             Err(StaleTerm { latest, .. }) => {
-                tracing::warn!(%conductor, term, latest, "an order of a leader that another has followed is not carried out");
+                tracing::warn!(%conductor, term, latest, "rejecting a job of an old term");
                 self.send(conductor, v1::node_event::Event::LeaderTerm(*latest));
             }
         }

@@ -180,13 +180,13 @@ impl Ssd {
             Ok(()) => {
                 self.metrics.written.increment(1);
                 if std::mem::take(&mut self.failing) {
-                    tracing::info!("the SSD tier takes blocks again");
+                    tracing::info!("the SSD tier stores blocks again");
                 }
             }
             Err(error) => {
                 self.metrics.write_errors.increment(1);
                 if !std::mem::replace(&mut self.failing, true) {
-                    tracing::warn!(%error, "the SSD tier cannot take a block; prompts are served without");
+                    tracing::warn!(%error, "the SSD tier cannot store a block; prompts are served without it");
                 }
             }
         }
@@ -241,7 +241,7 @@ impl Ssd {
     /// A read failed: its record is none any more.
     fn on_read_failed(&mut self, core: &mut impl TieredCore, record: &RecordRef, error: &StoreError) {
         self.metrics.read_errors.increment(1);
-        tracing::warn!(%error, hash = %record.hash(), "a block on the SSD is no good; it is computed");
+        tracing::warn!(%error, hash = %record.hash(), "a block on the SSD is corrupt; recomputing it");
         if self.store.on_read_failed(record, error) {
             core.on_store_lost(record.hash());
         }

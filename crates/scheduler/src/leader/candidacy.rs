@@ -1,7 +1,7 @@
 //! One conductor's part in the election: what follows from what etcd says.
 //!
 //! A key in etcd names the leader. A conductor that wants to lead puts it under a lease, if it is
-//! absent. What etcd does not say changes nothing: while it is away, the leader goes on.
+//! absent. What etcd does not say changes nothing: while it is unreachable, the leader goes on.
 //!
 //! **Invariant**: a conductor leads in terms that are its own alone, each later than all that it
 //! has heard of.
