@@ -282,7 +282,7 @@ impl Frontend {
                 tracing::info!(term, "this conductor leads");
             } else {
                 let latest = desk.core.latest();
-                tracing::warn!(term, latest, "a newer leader was elected: this conductor's term is too old, and it waits for a later one");
+                tracing::warn!(term, latest, "a newer leader was elected: this conductor waits for a later term");
             }
         });
     }
