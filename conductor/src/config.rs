@@ -181,8 +181,8 @@ baton_runtime::settings! {
         partial_prefill: bool = ClusterConfig::default().takes_partial_prefills, "BOOL";
         /// Let prefill nodes fetch prefixes of other nodes, if that is faster than computing them.
         fetch_prefixes: bool = ClusterConfig::default().fetches, "BOOL";
-        /// Fail health checks but accept requests this long before a drain begins, in seconds. Load
-        /// balancers learn of the drain in this time.
+        /// Report not ready (/ready, gRPC health) but accept requests for this long before a drain
+        /// begins, in seconds. Load balancers learn of the drain in this time.
         not_ready_s: f64 = 0.0, "SECONDS";
         /// Limit a drain to this long, in seconds.
         grace_s: f64 = 30.0, "SECONDS";

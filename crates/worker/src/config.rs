@@ -57,8 +57,8 @@ baton_runtime::settings! {
         cache_blocks: u32 = 0, "N";
         /// Give the KV arena this many bytes, if `cache_blocks` is 0.
         cache_bytes: u64 = 1 << 30, "BYTES";
-        /// Cache blocks that the arena has no room for in this local SSD folder. If unset, there is
-        /// no SSD tier.
+        /// Also write full KV blocks to this local SSD folder, and read them back after their
+        /// eviction from memory. If unset, there is no SSD tier.
         ssd_folder: Option<PathBuf> = None, "DIR";
         /// Use at most this many bytes of `ssd_folder`.
         ssd_bytes: u64 = 10 << 30, "BYTES";
@@ -68,9 +68,9 @@ baton_runtime::settings! {
         /// Store K and V as f16, bf16, f32 or int8, alike on all nodes. int8 has a scale per row of
         /// a head.
         kv_dtype: KvDtype = KvDtype::F16, "TYPE";
-        /// Compute products with quantized weights in auto or f32. auto keeps the weights as they
-        /// are, with 8-bit activations. f32 is the reference, slow and large. Nodes share cached
-        /// prefixes within one type.
+        /// Compute matmuls and attention in auto or f32. auto goes by the weights: int8 activations
+        /// for quantized ones, bfloat16 for bfloat16 ones. f32 computes everything in f32: the
+        /// reference, slow. Nodes share cached prefixes within one type.
         #[serde(with = "compute_dtype")]
         compute_dtype: ComputeDtype = ComputeDtype::default(), "TYPE";
         /// Queue at most this many requests.
