@@ -240,8 +240,8 @@ async fn etcd_requests_survive_conductors_that_die_hang_or_lose_etcd() -> anyhow
     told("the leader died", ends);
     assert_eq!(first.metric("baton_conductor_leads").await?, 1.0);
 
-    // Etcd is unreachable and the leader dies: new requests are refused, and served again once it is
-    // back. The nodes know the address of the one that died.
+    // Etcd is unreachable and the leader dies: new requests are refused, and served again once it
+    // is back. The nodes know the address of the one that died.
     let third = conductor_at(&address, &etcd, &["--engine", "mock"], folder.path(), "third").await?;
     let channel = channel(&third).await?;
     let served = async {
