@@ -26,8 +26,8 @@ ROWS = {
     "ttft_p50": "TTFT, p50",
     "ttft_p90": "TTFT, p90",
     "ttft_p99": "TTFT, p99",
-    "tbt_p50": "TBT of a request, p50",
-    "tbt_p90": "TBT of a request, p90",
+    "tbt_p50": "TPOT of a request, p50",
+    "tbt_p90": "TPOT of a request, p90",
     "tokens": "output tokens/s",
     "cpu": "CPU of the client",
 }

@@ -35,9 +35,9 @@ GOALS = {"tail": 3.0, "ttft": 1.0, "rate": 1.3}
 COLUMNS = {
     "ttft_p50_s": ("TTFT p50", lambda s: f"{s:.2f} s"),
     "ttft_p90_s": ("TTFT p90", lambda s: f"{s:.2f} s"),
-    "tbt_mean_p50_s": ("TBT p50", lambda s: f"{s * 1e3:.1f} ms"),
-    "tbt_mean_p90_s": ("TBT p90", lambda s: f"{s * 1e3:.1f} ms"),
-    "tbt_tail_p90_s": ("tail p90", lambda s: f"{s * 1e3:.1f} ms"),
+    "tbt_mean_p50_s": ("TPOT p50", lambda s: f"{s * 1e3:.1f} ms"),
+    "tbt_mean_p90_s": ("TPOT p90", lambda s: f"{s * 1e3:.1f} ms"),
+    "tbt_tail_p90_s": ("TBT p90", lambda s: f"{s * 1e3:.1f} ms"),
     "goodput_share": ("good", lambda share: f"{share:.0%}"),
     "goodput_per_s": ("goodput", lambda rate: f"{rate:.2f}/s"),
 }
@@ -319,7 +319,7 @@ def goals(middle, highest, problems):
     def line(label, ratio, goal):
         return f"{label:<60}{ratio:>7.2f}  (goal: {goal:g}{'' if ratio >= goal else ', not reached'})"
 
-    for key, label, goal in [("tbt_tail_p90_s", "tail of gaps, p90: best other / Baton", "tail"), ("ttft_p90_s", "TTFT p90: best other / Baton", "ttft")]:
+    for key, label, goal in [("tbt_tail_p90_s", "TBT p90: best other / Baton", "tail"), ("ttft_p90_s", "TTFT p90: best other / Baton", "ttft")]:
         rivals = others(middle, key)
         if rivals and middle.get("baton", {}).get(key):
             yield line(label, min(rivals) / middle["baton"][key], GOALS[goal])
@@ -358,8 +358,8 @@ def bar(share):
 
 
 NOTES = """{rounds} rounds of {duration:g} s, medians; {chars} characters of prompt, {tokens} tokens of answer, times drawn as Poisson's, the same for all.
-All on cores {cores}: Baton's two nodes have one each, the others compute with two threads. TBT is the mean of a request's gaps, the tail the mean of the
-longest tenth of them; both over requests. Good: TTFT within {ttft} and the tail within {tbt}. Highest: the rate at which {share:.0%} of the requests are
+All on cores {cores}: Baton's two nodes have one each, the others compute with two threads. TPOT is the mean of a request's gaps, TBT the mean of the
+longest tenth of them; both over requests. Good: TTFT within {ttft} and TBT within {tbt}. Highest: the rate at which {share:.0%} of the requests are
 good still, within {narrow:.0%}; no median, for each rate but {rate:g}/s was measured once."""
 
 
