@@ -150,7 +150,7 @@ baton_runtime::settings! {
         /// Limit request bodies together to this many bytes while they are read. Unstreamed answers
         /// may take as many, and so may output that clients leave unread.
         max_body_bytes_total: usize = 256 << 20, "BYTES";
-        /// Refuse prompts longer than this, in bytes of text.
+        /// Reject prompts longer than this, in bytes of text.
         max_prompt_bytes: usize = 8 << 20, "BYTES";
         /// End a request that has no event for this long, in seconds.
         stall_timeout_s: f64 = RequestLimits::default().stall_timeout.as_secs_f64(), "SECONDS";
@@ -160,11 +160,12 @@ baton_runtime::settings! {
         placement: String = PlacementKind::default().as_str().into(), "POLICY";
         /// Admit requests with objectives by this policy: none, early or value-density.
         admission: String = AdmissionKind::default().as_str().into(), "POLICY";
-        /// Refuse requests predicted to wait longer than this for others, in milliseconds, or off.
+        /// Reject requests whose predicted queueing delay exceeds this, in milliseconds, or off.
         max_wait_ms: MillisOrOff = ClusterConfig::default().max_wait.into(), "MS";
         /// Apply this TTFT objective to requests that have none, in milliseconds, or off.
         ttft_slo_ms: MillisOrOff = MillisOrOff::off(), "MS";
-        /// Apply this TBT objective to requests that have none, in milliseconds, or off.
+        /// Apply this TBT objective to requests that have none, in milliseconds, or off. TBT is the
+        /// mean of a request's longest tenth of gaps between tokens.
         tbt_slo_ms: MillisOrOff = MillisOrOff::off(), "MS";
         /// End a request after this long, in seconds, whatever it asks for.
         max_request_s: f64 = 3600.0, "SECONDS";

@@ -68,7 +68,7 @@ pub const METRICS: &[MetricDoc] = &[
         name: OFFERS,
         kind: MetricKind::Counter,
         labels: &[],
-        help: "Times a conductor was told that a sequence may migrate: it waits for room, or the node drains.",
+        help: "Migrations requested of a conductor: a sequence waits for room, or the node drains.",
     },
     MetricDoc {
         name: TAKEN,

@@ -19,7 +19,7 @@ fn metrics_page_equals_registered_metrics() {
     let page = metrics_page(&[
         ("Every process", baton_runtime::telemetry::METRICS),
         ("Conductor", baton_conductor::metrics::METRICS),
-        ("Both kinds of node", baton_worker::METRICS),
+        ("Prefill and decode nodes", baton_worker::METRICS),
         ("Prefill node", baton_prefill_node::METRICS),
         ("Decode node", baton_decode_node::METRICS),
         ("Transfer engine", baton_transfer_engine::METRICS),

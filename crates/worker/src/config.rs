@@ -65,8 +65,8 @@ baton_runtime::settings! {
         /// Evict cached blocks by this policy: lru, lfu, length-aware or lhd.
         #[serde(with = "eviction")]
         eviction: EvictionKind = EvictionKind::default(), "POLICY";
-        /// Store K and V as f16, bf16, f32 or int8, alike on all nodes. int8 has a scale per row of
-        /// a head.
+        /// Store K and V as f16, bf16, f32 or int8, alike on all nodes. int8 has one scale per token
+        /// and head.
         kv_dtype: KvDtype = KvDtype::F16, "TYPE";
         /// Compute matmuls and attention in auto or f32. auto goes by the weights: int8 activations
         /// for quantized ones, bfloat16 for bfloat16 ones. f32 computes everything in f32: the
@@ -81,7 +81,7 @@ baton_runtime::settings! {
         grant_ttl_s: f64 = 60.0, "SECONDS";
         /// Mock engine: take this many microseconds per step.
         mock_base_us: u64 = 500, "N";
-        /// Mock engine: add this many microseconds per row of a step.
+        /// Mock engine: add this many microseconds per token in a step's batch.
         mock_row_us: u64 = 20, "N";
         /// Mock engine: stand for this model: llama3-70b-a800, llama2-70b-a800 or fitted:FILE. Its
         /// profile gives times, transfer bandwidth, `chunk_tokens` and `max_running`, and

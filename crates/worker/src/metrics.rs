@@ -33,7 +33,7 @@ pub const METRICS: &[MetricDoc] = &[
         name: STEP_ROWS,
         kind: MetricKind::Counter,
         labels: &[],
-        help: "Rows computed in steps: prompt tokens, or sequences.",
+        help: "Tokens in the batches of steps: prompt tokens, and one per sequence.",
     },
     MetricDoc {
         name: RUNNING,
