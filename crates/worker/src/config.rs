@@ -65,8 +65,8 @@ baton_runtime::settings! {
         /// Evict cached blocks by this policy: lru, lfu, length-aware or lhd.
         #[serde(with = "eviction")]
         eviction: EvictionKind = EvictionKind::default(), "POLICY";
-        /// Store K and V as f16, bf16, f32 or int8, alike on all nodes. int8 has one scale per token
-        /// and head.
+        /// Store K and V as f16, bf16, f32 or int8, alike on all nodes. int8 has one scale per
+        /// token and head.
         kv_dtype: KvDtype = KvDtype::F16, "TYPE";
         /// Compute matmuls and attention in auto or f32. auto goes by the weights: int8 activations
         /// for quantized ones, bfloat16 for bfloat16 ones. f32 computes everything in f32: the
