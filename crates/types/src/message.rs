@@ -176,7 +176,7 @@ pub struct GrantReply {
     /// Leading full blocks of prompt and output that the decode node already holds; they are not
     /// pushed.
     pub held_blocks: u32,
-    /// Destinations of the blocks from `held_blocks` on, the last partial one included; without the
+    /// Destinations of the blocks from `held_blocks` on, with the last partial one; without the
     /// partial prefill's part, if the decode node computes one.
     pub blocks: Vec<BlockId>,
     /// Of the tokens that it was asked to compute, those that it will: all or none.
