@@ -93,7 +93,7 @@ fn responses_fields_match_the_api_page() {
 fn tokenize_and_detokenize_fields_match_the_api_page() {
     check::<TokenizeRequest>("TokenizeRequest", json!({}), &table("Of `/tokenize`:", "Of `/detokenize`:"));
     let needed = json!({"tokens": []});
-    check::<DetokenizeRequest>("DetokenizeRequest", needed, &table("Of `/detokenize`:", "**Contents are not"));
+    check::<DetokenizeRequest>("DetokenizeRequest", needed, &table("Of `/detokenize`:", "**Special-token injection"));
 }
 
 #[test]
