@@ -11,7 +11,6 @@ mod tests;
 pub use metrics::METRICS;
 
 use baton_runtime::settings::Loaded;
-use baton_types::NodeRole;
 use baton_worker::config::Settings;
 #[cfg(any(test, feature = "testing"))]
 use baton_worker::testing::{TestNode, World};
@@ -21,11 +20,11 @@ pub const ABOUT: &str = "Generate the tokens of a Baton cluster";
 
 /// Serves until a signal, then drains.
 pub fn run(Loaded { settings, .. }: Loaded<Settings>) -> anyhow::Result<()> {
-    baton_worker::run::<role::DecodeRole>(NodeRole::Decode, METRICS, settings, role::DecodeRole::new)
+    baton_worker::run::<role::DecodeRole>(settings)
 }
 
 /// Starts one among others in this process, for tests.
 #[cfg(any(test, feature = "testing"))]
 pub async fn start(world: &World, settings: Settings) -> TestNode {
-    world.start(NodeRole::Decode, settings, role::DecodeRole::new).await
+    world.start::<role::DecodeRole>(settings).await
 }

@@ -14,7 +14,6 @@ mod tests;
 pub use metrics::METRICS;
 
 use baton_runtime::settings::Loaded;
-use baton_types::NodeRole;
 use baton_worker::config::Settings;
 #[cfg(any(test, feature = "testing"))]
 use baton_worker::testing::{TestNode, World};
@@ -24,11 +23,11 @@ pub const ABOUT: &str = "Compute prompts in a Baton cluster, and push their KV c
 
 /// Serves until a signal, then drains.
 pub fn run(Loaded { settings, .. }: Loaded<Settings>) -> anyhow::Result<()> {
-    baton_worker::run::<role::PrefillRole>(NodeRole::Prefill, METRICS, settings, role::PrefillRole::new)
+    baton_worker::run::<role::PrefillRole>(settings)
 }
 
 /// Starts one among others in this process, for tests.
 #[cfg(any(test, feature = "testing"))]
 pub async fn start(world: &World, settings: Settings) -> TestNode {
-    world.start(NodeRole::Prefill, settings, role::PrefillRole::new).await
+    world.start::<role::PrefillRole>(settings).await
 }

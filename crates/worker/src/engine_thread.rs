@@ -37,18 +37,22 @@ pub enum EngineEvent {
         key: RequestKey,
     },
     /// The step is over.
-    StepDone {
-        /// The step.
-        step: StepId,
-        /// One output per sequence, in the plan's order, and one of its slice.
-        result: Result<Vec<StepOutput>, Refused>,
-        /// How long it took, sampling included, waits for prefixes not.
-        elapsed: Duration,
-        /// How much of that its slice took.
-        slice: Duration,
-        /// When its last layer was computed.
-        layers_ended: Instant,
-    },
+    StepDone(StepDone),
+}
+
+/// What a step gave, and how long it took.
+#[derive(Debug)]
+pub struct StepDone {
+    /// The step.
+    pub step: StepId,
+    /// One output per sequence, in the plan's order, and one of its slice.
+    pub result: Result<Vec<StepOutput>, Refused>,
+    /// How long it took, sampling included, waits for prefixes not.
+    pub elapsed: Duration,
+    /// How much of that its slice took.
+    pub slice: Duration,
+    /// When its last layer was computed.
+    pub layers_ended: Instant,
 }
 
 /// A prefix that is still coming in, and whose it is.
@@ -118,7 +122,7 @@ fn run(mut engine: Box<dyn Engine>, mut masks: Masks, queue: &std_mpsc::Receiver
         let result = step(&mut *engine, &mut masks, task, reporter, &mut times);
         let StepTimes { layers_ended, waited, slice } = times;
         let elapsed = began.elapsed().saturating_sub(waited);
-        let done = EngineEvent::StepDone { step: step_id, result, elapsed, slice, layers_ended };
+        let done = EngineEvent::StepDone(StepDone { step: step_id, result, elapsed, slice, layers_ended });
         reporter.progress.end();
         if reporter.events.blocking_send(done).is_err() {
             return;
@@ -362,7 +366,7 @@ mod tests {
                 }
                 EngineEvent::KvReady { layer: 1, .. } => before_layer_1 = Some(late.len()),
                 EngineEvent::KvReady { .. } => {}
-                EngineEvent::StepDone { result, elapsed, .. } => break (result.unwrap(), elapsed),
+                EngineEvent::StepDone(done) => break (done.result.unwrap(), done.elapsed),
             }
         };
         let took = began.elapsed();

@@ -16,12 +16,11 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::input::Input;
-use crate::layer_barrier::{LayerBarrierKeeper, layer_barrier};
+use crate::layer_barrier::{LayerBarrier, LayerBarrierKeeper, layer_barrier};
 use crate::node::NodeParts;
 use crate::pacer::{Direction, LinkPacer, PacedCancel, paced};
 use crate::peers::{Peers, refused};
 use crate::remote::RemoteArena;
-use crate::ssd::Fetching;
 
 /// A fetch is over within this time, however slow the holder is: it must end before the lease does.
 const FETCH_DEADLINE: Duration = Duration::from_secs(30);
@@ -31,16 +30,24 @@ const READS_AHEAD: usize = 4;
 /// itself.
 const RELEASE_ATTEMPTS: u32 = 2;
 
-/// What a fetch tells the node's loop, in this order.
+/// What a fetch, or a read from the SSD, tells the node's loop, in this order.
 #[derive(Debug)]
 pub enum FetchEvent {
-    /// The holder agreed, and has so many of the blocks asked for.
+    /// So many of the blocks asked for are still there.
     Begun(RequestKey, usize),
     /// One layer is here.
     Layer(RequestKey, u32),
     /// Everything is here, or the rest will not come. Always told, and last: nothing is written any
     /// more.
     Done(RequestKey, Result<FetchedBytes, Refused>),
+}
+
+/// Blocks on their way here, as their request sees them.
+pub struct Fetching {
+    /// Where the engine waits for their layers.
+    pub barrier: LayerBarrier,
+    /// Ends it early.
+    pub cancel: CancellationToken,
 }
 
 /// One layer on its way.
@@ -95,7 +102,7 @@ struct Leased {
 }
 
 /// Starts fetching a prefix into `destinations`; the answers go to the node's loop.
-pub fn start_fetch<E: From<FetchEvent> + Send + 'static>(
+pub fn start_fetch<E: Send + 'static>(
     parts: &mut NodeParts<E>,
     peers: &Peers,
     source: FetchSource,
@@ -131,7 +138,7 @@ fn failed(kind: ErrorKind, message: String) -> Refused {
     Refused { kind, message }
 }
 
-impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
+impl<E: Send + 'static> Fetch<E> {
     async fn run(self, keeper: LayerBarrierKeeper, cancel: CancellationToken) {
         let mut open = Open::default();
         // Whatever happens, the core hears the end, and the holder gets its lease back.
@@ -162,7 +169,7 @@ impl<E: From<FetchEvent> + Send + 'static> Fetch<E> {
 
     async fn tell(&self, event: FetchEvent) {
         // The loop is gone only when the process ends.
-        let _ = self.inputs.send(Input::Role(event.into())).await;
+        let _ = self.inputs.send(Input::Fetch(event)).await;
     }
 
     /// Asks the holder which of the blocks it still has.

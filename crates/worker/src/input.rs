@@ -8,7 +8,9 @@ use baton_types::{
 use tokio::sync::oneshot;
 
 use crate::engine_thread::EngineEvent;
+use crate::fetch::FetchEvent;
 use crate::lease_desk::LeaseAnswer;
+use crate::ssd::SsdEvent;
 
 /// The answer to a grant request, once the transfer engine has the grant too.
 pub type GrantAnswer = Result<v1::GrantReply, Refused>;
@@ -46,6 +48,12 @@ pub enum Input<E> {
     CheckIntegrity(oneshot::Sender<Result<IntegrityReport, Refused>>),
     /// From the engine's thread.
     Engine(EngineEvent),
+    /// About blocks that are fetched from another node.
+    Fetch(FetchEvent),
+    /// About blocks that are read from the SSD.
+    SsdRead(FetchEvent),
+    /// About the SSD itself.
+    Ssd(SsdEvent),
     /// Finish what is here, take nothing new.
     Drain,
     /// Take requests again.
@@ -65,4 +73,4 @@ pub struct IntegrityReport {
 
 baton_scheduler::named!(Input<E>:
     SessionOpened, SessionClosed, KvSnapshot, ClearCache, Reselect, NodeLost, Prefill, Abort, Grant,
-    ReleaseGrant, Lease, ReleaseLease, Handoff, CheckIntegrity, Engine, Drain, Undrain, Role);
+    ReleaseGrant, Lease, ReleaseLease, Handoff, CheckIntegrity, Engine, Fetch, SsdRead, Ssd, Drain, Undrain, Role);

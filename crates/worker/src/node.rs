@@ -16,8 +16,7 @@ use baton_runtime::serve::Protocol;
 use baton_runtime::settings::{BadSetting, within};
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{
-    Clock, Drain, MetricDoc, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, error_chain, new_generation,
-    random_u64,
+    Clock, Drain, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, error_chain, new_generation, random_u64,
 };
 use baton_scheduler::{InvalidConfig, ModelConfig, REPORT_INTERVAL};
 use baton_text::Tokenizer;
@@ -91,31 +90,24 @@ pub struct NodeParts<E> {
 }
 
 /// Serves a node of one role until a signal, then drains.
-pub fn run<R: Role>(
-    role: NodeRole,
-    metrics: &'static [MetricDoc],
-    settings: Settings,
-    build: impl FnOnce(&Settings, NodeParts<R::Event>) -> anyhow::Result<R>,
-) -> anyhow::Result<()> {
+///
+/// # Errors
+/// A setting cannot be used, or the node failed.
+pub fn run<R: Role>(settings: Settings) -> anyhow::Result<()> {
     init_logs(settings.log_format, &settings.log)?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().thread_name("node").build()?;
-    let served = runtime.block_on(serve(role, metrics, settings, build));
+    let served = runtime.block_on(serve::<R>(settings));
     // What hangs in a driver, or on a disk, does not keep the process.
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
     served
 }
 
-async fn serve<R: Role>(
-    role: NodeRole,
-    metrics: &'static [MetricDoc],
-    settings: Settings,
-    build: impl FnOnce(&Settings, NodeParts<R::Event>) -> anyhow::Result<R>,
-) -> anyhow::Result<()> {
+async fn serve<R: Role>(settings: Settings) -> anyhow::Result<()> {
     let telemetry =
-        Telemetry::install(&[crate::METRICS, metrics, baton_transfer_engine::METRICS]).context("metrics")?;
+        Telemetry::install(&[crate::METRICS, R::METRICS, baton_transfer_engine::METRICS]).context("metrics")?;
     let around = Around { clock: Arc::new(SystemClock), telemetry: telemetry.clone(), engine: None, network: None };
-    let node = start(role, settings, around, build).await?;
+    let node = start::<R>(settings, around).await?;
     start_upkeep(telemetry, &node.tasks);
     // Who reads that it serves may end it at once.
     let signals = Signals::new()?;
@@ -153,13 +145,9 @@ pub(crate) struct Serving {
 }
 
 /// Starts a node: it is reachable, and registers, when this returns.
-pub(crate) async fn start<R: Role>(
-    role: NodeRole,
-    mut settings: Settings,
-    around: Around,
-    build: impl FnOnce(&Settings, NodeParts<R::Event>) -> anyhow::Result<R>,
-) -> anyhow::Result<Serving> {
+pub(crate) async fn start<R: Role>(mut settings: Settings, around: Around) -> anyhow::Result<Serving> {
     let Around { clock, telemetry, engine, network } = around;
+    let role = R::ROLE;
     let played = take_profile(&mut settings, role)?;
     let tasks = TaskSet::new();
     let shutdown = Shutdown::new();
@@ -226,7 +214,7 @@ pub(crate) async fn start<R: Role>(
         tasks: tasks.clone(),
         clock: Arc::clone(&clock),
     };
-    let role = build(&settings, parts)?;
+    let role = R::new(&settings, parts)?;
     let service = NodeService {
         info: Arc::clone(&info),
         inputs,

@@ -5,16 +5,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_proto::v1::{self, node_event::Event};
-use baton_runtime::{Clock, Phase, Shutdown};
+use baton_runtime::{Clock, MetricDoc, Phase, Shutdown};
 use baton_scheduler::{KV_EVENTS_PER_MESSAGE, KvEventBatch, REPORT_INTERVAL};
-use baton_types::{ConductorId, Load};
+use baton_types::{ConductorId, Load, NodeRole};
 use tokio::sync::mpsc;
 
 use crate::background::{Background, Work};
+use crate::config::Settings;
 use crate::engine_thread::EngineEvent;
 use crate::engine_watch::{EngineWatch, Pulse};
 use crate::input::{Input, IntegrityReport};
 use crate::metrics::LoadMetrics;
+use crate::node::NodeParts;
+use crate::node_core::NodeCore;
 use crate::readiness::{Readiness, Ready};
 use crate::sessions::Sessions;
 use crate::transfer::TransferView;
@@ -25,28 +28,29 @@ const REPORTS_PER_TRANSFER_REPORT: u64 = 5;
 const INPUTS_PER_ROUND: usize = 256;
 
 /// What a node of one kind does with its inputs. Core and shell of the role in one.
-pub trait Role: Send + 'static {
+pub trait Role: Sized + Send + 'static {
+    /// Which kind.
+    const ROLE: NodeRole;
+    /// Its metrics, beside those of every node.
+    const METRICS: &'static [MetricDoc];
+    /// What decides.
+    type Core: NodeCore;
     /// What only this role takes in.
     type Event: Send + 'static;
 
+    /// A role from its parts.
+    ///
+    /// # Errors
+    /// The core or the SSD refuses a setting.
+    fn new(settings: &Settings, parts: NodeParts<Self::Event>) -> anyhow::Result<Self>;
+    /// What decides.
+    fn core(&mut self) -> &mut Self::Core;
     /// Takes an input in.
     fn on_input(&mut self, now: Instant, input: Input<Self::Event>);
-    /// Takes note of the time.
-    fn on_wakeup(&mut self, now: Instant);
-    /// When `on_wakeup` is due.
-    fn next_wakeup(&self) -> Option<Instant>;
     /// Carries out what the core decided. An error is the end of the node.
     fn carry_out(&mut self) -> anyhow::Result<()>;
     /// The load now.
     fn load(&self, now: Instant) -> Load;
-    /// Up to `max` changes of the prefix cache since the last call; `None` if there are none.
-    fn drain_kv_events(&mut self, max: usize) -> Option<KvEventBatch>;
-    /// All full blocks that can be reused.
-    fn kv_snapshot(&self) -> KvEventBatch;
-    /// Whether each block is accounted for.
-    fn check_integrity(&self) -> Result<(), String>;
-    /// Whether no request is here.
-    fn is_idle(&self) -> bool;
 }
 
 /// What the loop needs beside its role.
@@ -111,12 +115,12 @@ impl<R: Role> NodeLoop<R> {
         let mut report_due = self.clock.sleep_until(self.clock.now());
         let mut reported = 0u64;
         loop {
-            let wakeup = self.role.next_wakeup();
+            let wakeup = self.role.core().next_wakeup();
             tokio::select! {
                 biased;
                 // What is rarely due comes first: a stream of inputs must not starve deadlines and
                 // reports.
-                () = sleep_until(&*self.clock, wakeup) => self.role.on_wakeup(self.clock.now()),
+                () = sleep_until(&*self.clock, wakeup) => self.role.core().on_wakeup(self.clock.now()),
                 () = self.shutdown.wait_for(Phase::Draining), if !self.away.going_down => {
                     self.away.going_down = true;
                     self.role.on_input(self.clock.now(), Input::Drain);
@@ -147,7 +151,7 @@ impl<R: Role> NodeLoop<R> {
             }
             self.role.carry_out()?;
             self.publish_kv_events();
-            if self.away.going_down && self.role.is_idle() {
+            if self.away.going_down && self.role.core().is_idle() {
                 self.report();
                 return Ok(());
             }
@@ -181,7 +185,7 @@ impl<R: Role> NodeLoop<R> {
         let began = self.clock.now();
         match self.background.next() {
             Some(Work::Check(answers)) => {
-                let problem = self.role.check_integrity().err();
+                let problem = self.role.core().check_integrity().err().map(|error| error.to_string());
                 let report = IntegrityReport { problem, load: self.load() };
                 for answer in answers {
                     // The caller may have given up.
@@ -265,13 +269,13 @@ impl<R: Role> NodeLoop<R> {
     }
 
     fn publish_kv_events(&mut self) {
-        while let Some(batch) = self.role.drain_kv_events(KV_EVENTS_PER_MESSAGE) {
+        while let Some(batch) = self.role.core().drain_kv_events(KV_EVENTS_PER_MESSAGE) {
             kv_messages(&batch).for_each(|message| self.sessions.broadcast(&message));
         }
     }
 
-    fn send_snapshot(&self, conductor: ConductorId) {
-        kv_messages(&self.role.kv_snapshot()).for_each(|message| self.sessions.send(conductor, message));
+    fn send_snapshot(&mut self, conductor: ConductorId) {
+        kv_messages(&self.role.core().kv_snapshot()).for_each(|message| self.sessions.send(conductor, message));
     }
 }
 

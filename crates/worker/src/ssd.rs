@@ -15,35 +15,22 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Settings;
+use crate::fetch::{FetchEvent, Fetching};
 use crate::input::Input;
-use crate::layer_barrier::{LayerBarrier, LayerBarrierKeeper, layer_barrier};
+use crate::layer_barrier::{LayerBarrierKeeper, layer_barrier};
 use crate::metrics::SsdMetrics;
 use crate::node::NodeParts;
 
 /// Threads that read at once. If they all wait for the disk, what it holds is computed.
 const MAX_LOADS: usize = 64;
 
-/// What the loop hears of its SSD.
+/// What the loop hears of its SSD, reads apart.
 #[derive(Debug)]
-pub enum TierEvent {
+pub enum SsdEvent {
     /// A block was written; `None` if the thread that did it is gone.
     Stored(BlockHash, Option<Written>),
     /// A block could not be read.
-    LoadFailed(RecordRef, StoreError),
-    /// So many of the blocks asked for are here.
-    Begun(RequestKey, usize),
-    /// One layer of them is in the arena.
-    Layer(RequestKey, u32),
-    /// All are, or the rest will not come.
-    Done(RequestKey, Result<FetchedBytes, Refused>),
-}
-
-/// A prefix under way, as its request sees it.
-pub struct Fetching {
-    /// Where the engine waits for its layers.
-    pub barrier: LayerBarrier,
-    /// Ends it early.
-    pub cancel: CancellationToken,
+    ReadFailed(RecordRef, StoreError),
 }
 
 /// The books of the store, and the arena that it backs.
@@ -107,7 +94,7 @@ impl Ssd {
     }
 
     /// Carries out what the core decided. Gives back a load that has begun.
-    pub fn carry_out<E: From<TierEvent> + Send + 'static>(
+    pub fn carry_out<E: Send + 'static>(
         &mut self,
         parts: &NodeParts<E>,
         core: &mut impl TieredCore,
@@ -126,7 +113,7 @@ impl Ssd {
     }
 
     /// Writes a block; the answer goes to the node's loop.
-    fn store<E: From<TierEvent> + Send + 'static>(
+    fn store<E: Send + 'static>(
         &mut self,
         parts: &NodeParts<E>,
         core: &mut impl TieredCore,
@@ -152,16 +139,15 @@ impl Ssd {
         parts.tasks.spawn_request("SSD write", async move {
             let written = tokio::task::spawn_blocking(move || write(&arena, block, reservation)).await;
             // A write that panicked gave its slot back.
-            let _ = inputs.send(Input::Role(TierEvent::Stored(hash, written.ok()).into())).await;
+            let _ = inputs.send(Input::Ssd(SsdEvent::Stored(hash, written.ok()))).await;
         });
     }
 
     /// Takes in what is only about the store itself.
-    pub fn on_event(&mut self, core: &mut impl TieredCore, event: TierEvent) {
+    pub fn on_event(&mut self, core: &mut impl TieredCore, event: SsdEvent) {
         match event {
-            TierEvent::Stored(hash, written) => self.on_stored(core, hash, written),
-            TierEvent::LoadFailed(record, error) => self.on_read_failed(core, &record, &error),
-            TierEvent::Begun(..) | TierEvent::Layer(..) | TierEvent::Done(..) => {}
+            SsdEvent::Stored(hash, written) => self.on_stored(core, hash, written),
+            SsdEvent::ReadFailed(record, error) => self.on_read_failed(core, &record, &error),
         }
     }
 
@@ -194,7 +180,7 @@ impl Ssd {
 
     /// Reads blocks into the arena, layer by layer; the answers are those of a fetch from another
     /// node.
-    fn load<E: From<TierEvent> + Send + 'static>(
+    fn load<E: Send + 'static>(
         &mut self,
         parts: &NodeParts<E>,
         core: &mut impl TieredCore,
@@ -232,7 +218,7 @@ impl Ssd {
                 (Err(_), _) => Err(refused(format!("{MAX_LOADS} reads wait for the SSD, as many as may"))),
             };
             // The core first: what the engine computes after a failure must not count.
-            load.tell(TierEvent::Done(key, result)).await;
+            load.tell(FetchEvent::Done(key, result)).await;
             keeper.end();
         });
         Fetching { barrier, cancel }
@@ -247,16 +233,11 @@ impl Ssd {
         }
     }
 
-    /// A prefix is here, wherever it came from.
+    /// Blocks are here, wherever they came from.
     pub fn on_fetched(&self, fetched: &FetchedBytes) {
         if fetched.transport == FetchReport::SSD {
-            self.metrics.read.increment(self.blocks(fetched.bytes) as u64);
+            self.metrics.read.increment(fetched.bytes / self.arena.layout().block_bytes_all_layers() as u64);
         }
-    }
-
-    /// Blocks of so many bytes.
-    pub fn blocks(&self, bytes: u64) -> usize {
-        (bytes / self.arena.layout().block_bytes_all_layers() as u64) as usize
     }
 
     /// Forgets everything.
@@ -358,10 +339,10 @@ struct Load<E> {
     inputs: mpsc::Sender<Input<E>>,
 }
 
-impl<E: From<TierEvent>> Load<E> {
-    async fn tell(&self, event: TierEvent) {
+impl<E> Load<E> {
+    async fn tell(&self, event: FetchEvent) {
         // The loop is gone only when the process ends.
-        let _ = self.inputs.send(Input::Role(event.into())).await;
+        let _ = self.inputs.send(Input::SsdRead(event)).await;
     }
 
     /// Returns once nothing is written into the destinations any more, however long the disk takes.
@@ -371,7 +352,7 @@ impl<E: From<TierEvent>> Load<E> {
         keeper: &LayerBarrierKeeper,
         cancel: &CancellationToken,
     ) -> Result<FetchedBytes, Refused> {
-        self.tell(TierEvent::Begun(self.key, self.blocks)).await;
+        self.tell(FetchEvent::Begun(self.key, self.blocks)).await;
         let landing = thread.landing.clone();
         let (told, mut heard) = mpsc::channel(self.layout.num_layers as usize);
         let _reading = tokio::task::spawn_blocking(move || thread.run(&told));
@@ -399,10 +380,11 @@ impl<E: From<TierEvent>> Load<E> {
                 }
             };
             match read {
-                Some(Read::Layer) => self.tell(TierEvent::Layer(self.key, layer)).await,
+                Some(Read::Layer) => self.tell(FetchEvent::Layer(self.key, layer)).await,
                 Some(Read::Failed(record, error)) => {
                     let message = format!("reading block {}: {error}", record.hash());
-                    self.tell(TierEvent::LoadFailed(record, error)).await;
+                    // As in `tell`.
+                    let _ = self.inputs.send(Input::Ssd(SsdEvent::ReadFailed(record, error))).await;
                     return Err(refused(message));
                 }
                 None => return Err(refused("the thread that reads the SSD panicked".to_owned())),
@@ -439,7 +421,7 @@ mod tests {
             num_blocks: 4,
         };
         let key = RequestKey { request: RequestId(1), attempt: Attempt(0) };
-        let (inputs, mut told) = mpsc::channel::<Input<TierEvent>>(10);
+        let (inputs, mut told) = mpsc::channel::<Input<()>>(10);
         let clock = ManualClock::default();
         let load = Load { key, layout, blocks: 2, clock: Arc::new(clock.clone()), inputs };
         let (keeper, _gate) = layer_barrier();
@@ -456,7 +438,7 @@ mod tests {
         let (failure, ()) = tokio::join!(load.layers(&mut heard, &keeper, &never), hung);
         let failure = failure.unwrap_err();
         assert_eq!(failure.kind, ErrorKind::DeadlineExceeded, "{failure:?}");
-        assert!(matches!(told.recv().await, Some(Input::Role(TierEvent::Layer(_, 0)))));
+        assert!(matches!(told.recv().await, Some(Input::SsdRead(FetchEvent::Layer(_, 0)))));
         let cancel = CancellationToken::new();
         cancel.cancel();
         assert_eq!(load.layers(&mut heard, &keeper, &cancel).await.unwrap_err().kind, ErrorKind::Cancelled);

@@ -17,8 +17,8 @@ use baton_proto::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION, v1};
 use baton_runtime::{Clock, ManualClock, Phase, Telemetry, Waited};
 use baton_transfer_engine::{FakeNetwork, TransportChoice, TransportKind};
 use baton_types::{
-    Attempt, ConductorId, DecodeEvent, DecodeTarget, FetchSource, Load, NodeInfo, NodeRole, PrefillEvent, PrefillJob,
-    QueueTerms, RequestId, RequestKey, SamplingParams, TokenId,
+    Attempt, ConductorId, DecodeEvent, DecodeTarget, FetchSource, Load, NodeInfo, PrefillEvent, PrefillJob, QueueTerms,
+    RequestId, RequestKey, SamplingParams, TokenId,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, watch};
@@ -28,7 +28,7 @@ use tonic::{Status, Streaming};
 
 use crate::config::Settings;
 use crate::mock::mock_options;
-use crate::node::{Around, NodeParts, Serving, start};
+use crate::node::{Around, Serving, start};
 use crate::node_loop::Role;
 
 /// A test that waits for longer is stuck.
@@ -274,21 +274,16 @@ impl World {
     }
 
     /// Starts a node.
-    pub async fn start<R: Role>(
-        &self,
-        role: NodeRole,
-        settings: Settings,
-        build: impl FnOnce(&Settings, NodeParts<R::Event>) -> anyhow::Result<R>,
-    ) -> TestNode {
+    pub async fn start<R: Role>(&self, settings: Settings) -> TestNode {
         let hold = EngineHold::default();
-        let engine = MockEngine::new(mock_options(&settings, role, None)).expect("an engine");
+        let engine = MockEngine::new(mock_options(&settings, R::ROLE, None)).expect("an engine");
         let around = Around {
             clock: Arc::new(self.clock.clone()),
             telemetry: telemetry(),
             engine: Some(Box::new(HeldEngine { engine, hold: hold.clone() })),
             network: self.network.clone(),
         };
-        let serving = start(role, settings, around, build).await.expect("a node");
+        let serving = start::<R>(settings, around).await.expect("a node");
         TestNode { serving, hold }
     }
 }

@@ -4,10 +4,12 @@
 
 use std::time::{Duration, Instant};
 
-use baton_scheduler::KvEventBatch;
+use baton_runtime::MetricDoc;
+use baton_scheduler::PrefillCore;
 use baton_types::{Load, NodeRole, PrefillEvent, PrefillJob, QueueTerms};
+use baton_worker::config::Settings;
 use baton_worker::testing::{World, job, key, prompt, settings};
-use baton_worker::{EngineEvent, Input, Role};
+use baton_worker::{EngineEvent, FetchEvent, Input, NodeParts, Role};
 
 use crate::role::{PrefillInput, PrefillRole};
 use crate::start;
@@ -21,11 +23,22 @@ struct LateFetches {
 }
 
 impl Role for LateFetches {
+    const ROLE: NodeRole = NodeRole::Prefill;
+    const METRICS: &'static [MetricDoc] = &[];
+    type Core = PrefillCore;
     type Event = PrefillInput;
+
+    fn new(settings: &Settings, parts: NodeParts<PrefillInput>) -> anyhow::Result<Self> {
+        Ok(Self { role: PrefillRole::new(settings, parts)?, held: None })
+    }
+
+    fn core(&mut self) -> &mut PrefillCore {
+        self.role.core()
+    }
 
     fn on_input(&mut self, now: Instant, input: Input<PrefillInput>) {
         let is_over = matches!(&input, Input::Engine(event) if !matches!(event, EngineEvent::KvReady { .. }));
-        if matches!(input, Input::Role(PrefillInput::FetchDone(..))) {
+        if matches!(input, Input::Fetch(FetchEvent::Done(..))) {
             self.held = Some(input);
             return;
         }
@@ -35,36 +48,12 @@ impl Role for LateFetches {
         }
     }
 
-    fn on_wakeup(&mut self, now: Instant) {
-        self.role.on_wakeup(now);
-    }
-
-    fn next_wakeup(&self) -> Option<Instant> {
-        self.role.next_wakeup()
-    }
-
     fn carry_out(&mut self) -> anyhow::Result<()> {
         self.role.carry_out()
     }
 
     fn load(&self, now: Instant) -> Load {
         self.role.load(now)
-    }
-
-    fn drain_kv_events(&mut self, max: usize) -> Option<KvEventBatch> {
-        self.role.drain_kv_events(max)
-    }
-
-    fn kv_snapshot(&self) -> KvEventBatch {
-        self.role.kv_snapshot()
-    }
-
-    fn check_integrity(&self) -> Result<(), String> {
-        self.role.check_integrity()
-    }
-
-    fn is_idle(&self) -> bool {
-        self.role.is_idle()
     }
 }
 
@@ -76,8 +65,7 @@ async fn step_ends_only_after_core_knows_its_fetched_prefix() {
     at_holder.submit(&job(1, &prompt(1, 60), 1)).await;
     let expected = at_holder.prefill_to_end(key(1)).await;
 
-    let build = |settings: &_, parts| Ok(LateFetches { role: PrefillRole::new(settings, parts)?, held: None });
-    let reader = world.start(NodeRole::Prefill, settings("p1"), build).await;
+    let reader = world.start::<LateFetches>(settings("p1")).await;
     let mut session = reader.session(7).await;
     // A step that takes so long may begin with the first layer.
     let terms = QueueTerms { compute: Duration::from_secs(3600), ..QueueTerms::default() };
