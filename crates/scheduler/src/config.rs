@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use baton_kv_cache::EvictionKind;
 use baton_types::{ErrorKind, Generation, KvLayout, NodeId};
 
 /// A bound makes no sense.
@@ -134,8 +133,6 @@ pub struct PrefillConfig {
     pub lease_ttl: Duration,
     /// Most blocks that are being written to the SSD at once; 0 if there is none.
     pub max_stores: usize,
-    /// Which cached blocks go first.
-    pub eviction: EvictionKind,
     /// Prefix events kept until they are drained.
     pub max_kv_events: usize,
 }
@@ -159,7 +156,6 @@ impl PrefillConfig {
             max_leases: MAX_LEASES,
             lease_ttl: LEASE_TTL,
             max_stores: 0,
-            eviction: EvictionKind::default(),
             max_kv_events: 65_536,
         };
         config.with_chunk_tokens(512)
@@ -217,8 +213,6 @@ pub struct DecodeConfig {
     pub max_stores: usize,
     /// Requests remembered after their end, so that what comes late for them is refused.
     pub max_tombstones: usize,
-    /// Which cached blocks go first.
-    pub eviction: EvictionKind,
     /// Prefix events kept until they are drained.
     pub max_kv_events: usize,
 }
@@ -239,7 +233,6 @@ impl DecodeConfig {
             lease_ttl: LEASE_TTL,
             max_stores: 0,
             max_tombstones: 4096,
-            eviction: EvictionKind::default(),
             max_kv_events: 65_536,
         }
     }

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use baton_kv_cache::EvictionKind;
 use baton_scheduler::{ClusterConfig, MinTotalDelayConfig};
 
 use crate::faults::FaultKind;
@@ -38,8 +37,6 @@ named! {
     Feature {
         /// Shorter prompts may pass longer ones in a prefill node's queue.
         ShortestFirst = "shortest-first",
-        /// Eviction by least hit density; without it, the least recently used block goes.
-        Lhd = "lhd",
         /// Decode nodes compute the last part of long prompts (partial prefill).
         PartialPrefill = "partial-prefill",
         /// Decode nodes compute short prompts.
@@ -64,8 +61,6 @@ pub struct SimOptions {
     pub placement: SimPlacement,
     /// What is taken in.
     pub admission: SimAdmission,
-    /// Which blocks the caches drop.
-    pub eviction: EvictionKind,
     /// What the cluster does without.
     pub without: Option<Feature>,
     /// How many times as fast as recorded the trace is played.
@@ -110,7 +105,6 @@ impl Default for SimOptions {
             decode: 8,
             placement: SimPlacement::default(),
             admission: SimAdmission::default(),
-            eviction: EvictionKind::default(),
             without: None,
             speed: 1.0,
             ttft_slo: None,
@@ -140,7 +134,6 @@ impl SimOptions {
                 let config = MinTotalDelayConfig { reorders: false, ..MinTotalDelayConfig::default() };
                 Self { placement: SimPlacement::MinTotalDelayWith(config), ..options }
             }
-            Feature::Lhd => Self { eviction: EvictionKind::Lru, ..options },
             _ => options,
         }
     }

@@ -5,7 +5,6 @@ mod made;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use baton_kv_cache::EvictionKind;
 use baton_scheduler::PlacementKind;
 use baton_sim::{
     BLOCK_TOKENS, Feature, ModelProfile, Outcome, Random, SimAdmission, SimOptions, SimPlacement, Summary, Trace,
@@ -168,7 +167,6 @@ proptest! {
         decode in 1usize..4,
         placement in 0..SimPlacement::ALL.len(),
         admission in 0usize..5,
-        eviction in 0usize..4,
         cache_blocks in 40u32..600,
         ssd_blocks in prop_oneof![Just(0), 10u32..2000],
         per_second in 0.5f64..30.0,
@@ -183,7 +181,6 @@ proptest! {
             decode,
             placement: SimPlacement::ALL[placement],
             admission: SimAdmission::ALL[admission],
-            eviction: EvictionKind::ALL[eviction],
             cache_blocks: Some(cache_blocks * BLOCK_TOKENS / block_tokens),
             ssd_blocks,
             ttft_slo: has_slo.then_some(Duration::from_secs(30)),

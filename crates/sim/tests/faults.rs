@@ -9,7 +9,6 @@ mod made;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use baton_kv_cache::EvictionKind;
 use baton_sim::{FaultKind, Feature, ModelProfile, Outcome, Random, SimAdmission, SimOptions, Trace, simulate};
 use made::Conversations;
 
@@ -33,7 +32,6 @@ fn options(seed: u64) -> SimOptions {
     SimOptions {
         prefill: pick(&[2, 3, 4]) as usize,
         decode: pick(&[2, 3]) as usize,
-        eviction: EvictionKind::ALL[pick(&[0, 1, 2, 3]) as usize],
         admission: SimAdmission::NONE,
         without: (pick(&[0, 1]) == 0).then_some(Feature::PromptsAtDecode),
         block_tokens,

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use baton_kv_cache::EvictionKind;
 use clap::{Args, ValueEnum};
 
 use super::SimulateError;
@@ -35,9 +34,6 @@ pub struct SimulateArgs {
     /// Admit requests by this policy: none (admits all), baseline, early, predictive, value-density
     #[arg(long, value_name = "POLICY", default_value = "value-density")]
     pub admission: SimAdmission,
-    /// Evict cached blocks by this policy: lru, lfu, length-aware, lhd
-    #[arg(long, value_name = "POLICY", default_value = "lhd")]
-    pub eviction: EvictionKind,
     /// Play the trace X times as fast as recorded
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, value_parser = speed)]
     pub speed: f64,
@@ -117,8 +113,6 @@ pub enum Compare {
     Placement,
     /// Every admission policy
     Admission,
-    /// Every eviction policy
-    Eviction,
     /// Baton's placement and admission, Mooncake's, and a cache-aware router's
     Pairs,
     /// The defaults, and the same without each feature
@@ -167,7 +161,6 @@ impl SimulateArgs {
             decode: self.decode as usize,
             placement: self.tuned(self.placement),
             admission: self.admission,
-            eviction: self.eviction,
             without: None,
             speed: self.speed,
             ttft_slo: self.ttft_slo_ms,
@@ -270,7 +263,6 @@ pub(crate) mod tests {
             ("--trace t --curve 1:2:1 --speed 2", "--curve"),
             ("--trace t --placement best", "mooncake"),
             ("--trace t --admission best", "predictive"),
-            ("--trace t --eviction best", "(lru"),
             ("--trace t --compare best", "--compare"),
             ("--trace t --window third", "none of all"),
             ("--trace t --cache-blocks 0", "--cache-blocks"),

@@ -1,6 +1,5 @@
 //! The runs that are asked for, in the order in which they are shown.
 
-use baton_kv_cache::EvictionKind;
 use baton_scheduler::{AdmissionKind, PlacementKind};
 
 use super::args::{Compare, SimulateArgs};
@@ -33,9 +32,6 @@ fn compared(args: &SimulateArgs) -> Vec<Setting> {
         Some(Compare::Placement) => SimPlacement::ALL.map(|kind| run(kind.as_str(), placed(kind))).to_vec(),
         Some(Compare::Admission) => {
             SimAdmission::ALL.map(|admission| run(admission.as_str(), SimOptions { admission, ..base })).to_vec()
-        }
-        Some(Compare::Eviction) => {
-            EvictionKind::ALL.map(|eviction| run(eviction.as_str(), SimOptions { eviction, ..base })).to_vec()
         }
         Some(Compare::Pairs) => pairs()
             .map(|(placement, admission)| {

@@ -89,11 +89,10 @@ fn head(args: &SimulateArgs, workload: &Workload) -> Vec<(&'static str, String)>
     let slos: Vec<_> = slo("TTFT", args.ttft_slo_ms).into_iter().chain(slo("TBT", args.tbt_slo_ms)).collect();
     let placement = args.placement.as_str();
     let admission = args.admission.as_str();
-    let eviction = args.eviction.as_str();
     vec![
         ("trace", format!("{}: {requests} requests in {seconds:.0} s", workload.name)),
         ("cluster", format!("{} prefill + {} decode nodes, {}", args.prefill, args.decode, workload.profile.name)),
-        ("policies", format!("placement {placement}, admission {admission}, eviction {eviction}")),
+        ("policies", format!("placement {placement}, admission {admission}")),
         ("drawn", format!("seed {}, jitter {} s", args.seed, workload.jitter.as_secs_f64())),
         ("counted", format!("window {}", args.window.as_str())),
         ("objectives", if slos.is_empty() { "none".to_owned() } else { slos.join(", ") }),
@@ -221,7 +220,6 @@ fn options_json(workload: &Workload, options: &SimOptions) -> Value {
         "decode": options.decode,
         "placement": options.placement.as_str(),
         "admission": options.admission.as_str(),
-        "eviction": options.eviction.as_str(),
         "without": options.without.map(Feature::as_str),
         "balancing_threshold": balancing_threshold,
         "speed": options.speed,

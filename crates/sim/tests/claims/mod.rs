@@ -1,17 +1,12 @@
-//! What Baton claims of placement, admission and eviction, as checks of any trace.
+//! What Baton claims of placement and admission, as checks of any trace.
 //!
 //! Each figure is the mean of three seeds, over the second half of the trace's time.
-
-pub mod cache_replay;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use baton_kv_cache::EvictionKind;
 use baton_scheduler::AdmissionKind;
 use baton_sim::{ModelProfile, SimAdmission, SimOptions, SimPlacement, Summary, Trace, Window, simulate};
-
-use cache_replay::{Row, eviction_table};
 
 /// A trace's file, and to what its timestamps are rounded.
 pub struct Source {
@@ -26,15 +21,11 @@ struct Runs(Vec<Summary>);
 
 impl Runs {
     fn of(source: &Source, placement: SimPlacement, options: SimOptions) -> Self {
-        let eviction = match placement {
-            SimPlacement::MIN_TOTAL_DELAY => EvictionKind::Lhd,
-            _ => EvictionKind::Lru,
-        };
         let profile = ModelProfile::load("llama3-70b-a800").expect("a built-in profile");
         let trace = Trace::open(&source.path).unwrap_or_else(|error| panic!("{}: {error}", source.path.display()));
         let summary = |seed| {
             let trace = trace.clone().played(None, source.rounded_to, seed);
-            let options = SimOptions { placement, eviction, seed, window: Window::SecondHalf, ..options };
+            let options = SimOptions { placement, seed, window: Window::SecondHalf, ..options };
             Summary::of(&simulate(&trace, &profile, &options), &options)
         };
         Self((1..=3).map(summary).collect())
@@ -126,18 +117,4 @@ pub fn check_hits_of_fetched_prefixes(source: &Source) {
     let [apart, fetched] = ["load-balance", "min-total-delay"].map(hits);
     println!("hits: {fetched:.3} for {apart:.3}");
     assert!(fetched > 2.0 * apart, "{fetched} for {apart}");
-}
-
-/// Eviction by least hit density has at no size fewer hits than the better of LRU and LFU, and at
-/// most sizes more.
-pub fn check_lhd(trace: &Trace, sizes: &[u32]) {
-    let wins = |row: &Row| {
-        let rate = row.lhd.second_half.rate();
-        let baseline = row.baseline();
-        println!("{}, {} blocks: {rate:.4} for {baseline:.4}", trace.name, row.num_blocks);
-        assert!(rate >= baseline, "{}, {} blocks: {rate:.4}, but {baseline:.4}", trace.name, row.num_blocks);
-        rate > baseline
-    };
-    let won = eviction_table(trace, sizes).iter().filter(|row| wins(row)).count();
-    assert!(won * 2 > sizes.len(), "{}: better at {won} sizes", trace.name);
 }

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use baton_kv_cache::{EvictionKind, Position, TierCache};
 use baton_profile::Link;
 use baton_scheduler::{FetchedBytes, RequestKey, TierEffect, TieredCore};
 use baton_types::{BlockHash, Refused};
@@ -21,7 +20,7 @@ type Record = Vec<u64>;
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Ssd {
-    blocks: TierCache,
+    blocks: Recent,
     disk: Link,
     /// Blocks that are being written, and what they contained when that began.
     writes: BTreeMap<BlockHash, Record>,
@@ -31,13 +30,59 @@ pub(super) struct Ssd {
 
 impl Ssd {
     pub(super) fn new(blocks: u32, bytes_per_s: f64) -> Self {
-        let blocks = TierCache::new(blocks, EvictionKind::Lru);
         let disk = Link::new(bytes_per_s, Duration::ZERO);
-        Self { blocks, disk, writes: BTreeMap::new(), records: BTreeMap::new() }
+        Self { blocks: Recent::new(blocks), disk, writes: BTreeMap::new(), records: BTreeMap::new() }
     }
 }
 
-const NOWHERE: Position = Position { depth: 0, length: 1 };
+/// Hashes of at most so many blocks, in the order in which they were used.
+#[derive(Debug)]
+struct Recent {
+    capacity: usize,
+    /// Each block's last use.
+    uses: BTreeMap<BlockHash, u64>,
+    by_use: BTreeMap<u64, BlockHash>,
+    now: u64,
+}
+
+impl Recent {
+    fn new(capacity: u32) -> Self {
+        Self { capacity: capacity as usize, uses: BTreeMap::new(), by_use: BTreeMap::new(), now: 0 }
+    }
+
+    fn contains(&self, hash: BlockHash) -> bool {
+        self.uses.contains_key(&hash)
+    }
+
+    /// Uses a block; `false` if it is not here.
+    fn touch(&mut self, hash: BlockHash) -> bool {
+        let Some(used) = self.uses.get_mut(&hash) else { return false };
+        self.by_use.remove(used);
+        self.now += 1;
+        *used = self.now;
+        self.by_use.insert(self.now, hash);
+        true
+    }
+
+    /// Takes a block in that is not here. The hash returned had to go for it: its own, if nothing
+    /// fits.
+    fn insert(&mut self, hash: BlockHash) -> Option<BlockHash> {
+        self.now += 1;
+        self.uses.insert(hash, self.now);
+        self.by_use.insert(self.now, hash);
+        if self.uses.len() <= self.capacity {
+            return None;
+        }
+        let (_, evicted) = self.by_use.pop_first()?;
+        self.uses.remove(&evicted);
+        Some(evicted)
+    }
+
+    fn clear(&mut self) {
+        self.uses.clear();
+        self.by_use.clear();
+    }
+}
 
 impl Node {
     pub(super) fn on_tier_effect(&mut self, wire: &mut Wire, effect: TierEffect) {
@@ -58,8 +103,7 @@ impl Node {
                 wire.at(ssd.disk.reserve(now, bytes), self.start, Input::Stored(hash, !fails));
             }
             TierEffect::Load { key, hashes, mut destinations } => {
-                let here: Vec<_> =
-                    hashes.iter().take_while(|hash| ssd.blocks.touch(**hash, NOWHERE)).copied().collect();
+                let here: Vec<_> = hashes.iter().take_while(|hash| ssd.blocks.touch(**hash)).copied().collect();
                 let layer_bytes = (self.info.layout.block_bytes() * here.len()) as u64;
                 let dues = (0..self.info.layout.num_layers).map(|_| ssd.disk.reserve(now, layer_bytes)).collect();
                 let blocks = here.len();
@@ -78,8 +122,7 @@ impl Node {
                 self.await_layer(wire, key);
             }
             TierEffect::Clear => {
-                let capacity = ssd.blocks.capacity() as u32;
-                ssd.blocks = TierCache::new(capacity, EvictionKind::Lru);
+                ssd.blocks.clear();
                 ssd.records.clear();
             }
         }
@@ -89,7 +132,7 @@ impl Node {
         let Some(ssd) = &mut self.ssd else { return };
         if let Some(record) = ssd.writes.remove(&hash).filter(|_| stored) {
             ssd.records.insert(hash, record);
-            if let Some(evicted) = ssd.blocks.insert(hash, NOWHERE) {
+            if let Some(evicted) = ssd.blocks.insert(hash) {
                 ssd.records.remove(&evicted);
                 with_core!(self, core => core.on_store_lost(evicted));
             }
