@@ -114,7 +114,7 @@ impl FromStr for TransportChoice {
             "rdma" => Ok(Self::Only(TransportKind::Rdma)),
             "shm" => Ok(Self::Only(TransportKind::Shm)),
             "tcp" => Ok(Self::Only(TransportKind::Tcp)),
-            _ => Err(format!("'{text}' is none of auto, rdma, shm, tcp")),
+            _ => Err(format!("'{text}', expected auto, rdma, shm or tcp")),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The engine that computes on the CPU.
 
+use std::fmt;
 use std::str::FromStr;
 
 use baton_formats::ModelFile;
@@ -62,6 +63,12 @@ impl ComputeDtype {
             Self::Auto => "auto",
             Self::F32 => "f32",
         }
+    }
+}
+
+impl fmt::Display for ComputeDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use baton_engine::ComputeDtype;
 use baton_runtime::LogFormat;
-use baton_scheduler::{EvictionKind, MAX_WAITING};
+use baton_scheduler::MAX_WAITING;
 use baton_transfer_engine::TransportChoice;
 use baton_types::KvDtype;
 
@@ -23,7 +23,7 @@ baton_runtime::settings! {
         /// Exchange KV with other nodes (transfer engine) on this address.
         transfer_listen: String = "127.0.0.1:0".into(), "ADDR";
         /// Carry KV by auto (the best of both ends), or only rdma, shm or tcp.
-        #[serde(with = "transport")]
+        #[serde(with = "word")]
         transport: TransportChoice = TransportChoice::Auto, "TRANSPORT";
         /// Put the shared-memory socket of one host's nodes into this folder. Set it if the nodes
         /// do not share a network namespace.
@@ -62,16 +62,13 @@ baton_runtime::settings! {
         ssd_folder: Option<PathBuf> = None, "DIR";
         /// Use at most this many bytes of `ssd_folder`.
         ssd_bytes: u64 = 10 << 30, "BYTES";
-        /// Evict cached blocks by this policy: lru, lfu, length-aware or lhd.
-        #[serde(with = "eviction")]
-        eviction: EvictionKind = EvictionKind::default(), "POLICY";
         /// Store K and V as f16, bf16, f32 or int8, alike on all nodes. int8 has one scale per
         /// token and head.
         kv_dtype: KvDtype = KvDtype::F16, "TYPE";
         /// Compute matmuls and attention in auto or f32. auto goes by the weights: int8 activations
         /// for quantized ones, bfloat16 for bfloat16 ones. f32 computes everything in f32: the
         /// reference, slow. Nodes share cached prefixes within one type.
-        #[serde(with = "compute_dtype")]
+        #[serde(with = "word")]
         compute_dtype: ComputeDtype = ComputeDtype::default(), "TYPE";
         /// Queue at most this many requests.
         max_waiting: u32 = MAX_WAITING, "N";
@@ -103,47 +100,19 @@ baton_runtime::settings! {
     }
 }
 
-/// An eviction policy as text.
-mod eviction {
-    use baton_scheduler::EvictionKind;
+/// A setting that is a word, as its type writes and reads it.
+mod word {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
     use serde::{Deserialize, Deserializer, Serializer, de};
 
-    pub fn serialize<S: Serializer>(kind: &EvictionKind, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(kind.as_str())
+    pub fn serialize<T: Display, S: Serializer>(word: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(word)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EvictionKind, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(de::Error::custom)
-    }
-}
-
-/// A compute dtype as text.
-mod compute_dtype {
-    use baton_engine::ComputeDtype;
-    use serde::{Deserialize, Deserializer, Serializer, de};
-
-    pub fn serialize<S: Serializer>(compute_dtype: &ComputeDtype, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(compute_dtype.as_str())
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ComputeDtype, D::Error> {
+    pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
-    }
-}
-
-/// A transport as text.
-mod transport {
-    use baton_transfer_engine::TransportChoice;
-    use serde::{Deserialize, Deserializer, Serializer, de};
-
-    pub fn serialize<S: Serializer>(choice: &TransportChoice, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(choice)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<TransportChoice, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(|_| de::Error::custom("expected auto, rdma, shm or tcp"))
     }
 }
 
@@ -169,5 +138,14 @@ mod tests {
         let error = loaded(None, Some("infiniband")).unwrap_err();
         assert_eq!(error, "--transport: 'infiniband': expected auto, rdma, shm or tcp");
         assert!(loaded(Some("7"), None).unwrap_err().contains("BATON_TRANSPORT"));
+    }
+
+    #[test]
+    fn compute_dtype_is_chosen_by_name() {
+        let loaded = |word: &str| load::<Settings>(None, [].into_iter(), [("compute_dtype", word.to_owned())]);
+        assert_eq!(loaded("f32").unwrap().settings.compute_dtype, ComputeDtype::F32);
+        assert!(loaded("f32").unwrap().print().contains("compute_dtype = \"f32\""));
+        let error = loaded("bf16").unwrap_err().to_string();
+        assert_eq!(error, "--compute-dtype: 'bf16': expected auto or f32");
     }
 }
