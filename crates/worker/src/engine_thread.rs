@@ -137,16 +137,15 @@ fn step(
     reporter: &StepReporter,
     times: &mut StepTimes,
 ) -> Result<Vec<StepOutput>, Refused> {
-    let outputs = match sequences.is_empty() {
-        true => Ok(Vec::new()),
-        false => {
-            let mut observer = Observer::new(id, &sequences, engine.arena().clone(), masks, reporter, times);
-            observer.barriers = barriers;
-            observer.watch_layers = reporter.watch_layers;
-            let batch: Vec<_> = sequences.iter().map(sequence_step).collect();
-            let stepped = engine.step(&batch, &mut observer);
-            observer.outputs(stepped)
-        }
+    let outputs = if sequences.is_empty() {
+        Ok(Vec::new())
+    } else {
+        let mut observer = Observer::new(id, &sequences, engine.arena().clone(), masks, reporter, times);
+        observer.barriers = barriers;
+        observer.watch_layers = reporter.watch_layers;
+        let batch: Vec<_> = sequences.iter().map(sequence_step).collect();
+        let stepped = engine.step(&batch, &mut observer);
+        observer.outputs(stepped)
     };
     let with_slice = outputs.and_then(|mut outputs| {
         let sliced = slice.map(|slice| step_slice(engine, masks, id, slice, reporter, times)).transpose()?;

@@ -168,24 +168,14 @@ pub(crate) async fn start<R: Role>(mut settings: Settings, around: Around) -> an
     let http = http_listener.local_addr()?;
     let grpc = advertised(listener.local_addr()?, &settings)?;
     let (transfer, arrivals) = bind_transfer(&settings, &node, generation, network, &tasks).await?;
-    let engine_settings = settings.clone();
-    let engine_played = played.clone();
-    let load = move || -> anyhow::Result<_> {
-        let given = engine.map_or_else(|| load_engine(&engine_settings, role, engine_played.as_ref()), Ok);
-        Ok((given?, load_grammars(&engine_settings)?))
+    let loading = {
+        let settings = settings.clone();
+        let played = played.clone();
+        move || load_model(&settings, role, played.as_ref(), engine)
     };
-    let (mut engine, grammars) = tokio::task::spawn_blocking(load).await.context("loading the model")??;
-    check_shared(settings.transport, &*engine)?;
-    // Of compute, so by the machine's clock.
-    let began = baton_runtime::now();
-    let profile = match &played {
-        Some(played) => node_profile(&settings, played),
-        None => profile(&mut *engine, &settings).context("start-up profile")?,
-    };
-    let chunk_tokens = if role == NodeRole::Prefill { settings.chunk_tokens } else { settings.decode_chunk_tokens };
-    let profile = NodeProfile { chunk_tokens, ..profile };
-    tracing::debug!(elapsed = ?began.elapsed(), ?profile, "profiled");
-    let info = Arc::new(node_info(&settings, node, role, generation, &grpc, (&*engine, grammars.digest()), profile));
+    let model = tokio::task::spawn_blocking(loading).await.context("loading the model")??;
+    let info = Arc::new(node_info(&settings, node, role, generation, &grpc, &model));
+    let LoadedModel { engine, grammars, .. } = model;
     let (segment, descriptor) = transfer.register(engine.arena().region().clone()).context("registering the arena")?;
     let view = TransferView::new(transfer.clone(), &descriptor);
     let model = ModelConfig {
@@ -351,6 +341,36 @@ fn check_shared(transport: TransportChoice, engine: &dyn Engine) -> anyhow::Resu
     Ok(())
 }
 
+/// An engine, and what goes with it.
+struct LoadedModel {
+    engine: Box<dyn Engine>,
+    grammars: GrammarCompiler,
+    /// How fast the engine is.
+    profile: NodeProfile,
+}
+
+/// Loads the model, or takes the engine that is given, and measures it.
+fn load_model(
+    settings: &Settings,
+    role: NodeRole,
+    played: Option<&ModelProfile>,
+    given: Option<Box<dyn Engine>>,
+) -> anyhow::Result<LoadedModel> {
+    let mut engine = given.map_or_else(|| load_engine(settings, role, played), Ok)?;
+    let grammars = load_grammars(settings)?;
+    check_shared(settings.transport, &*engine)?;
+    // Of compute, so by the machine's clock.
+    let began = baton_runtime::now();
+    let profile = match played {
+        Some(played) => node_profile(settings, played),
+        None => profile(&mut *engine, settings).context("start-up profile")?,
+    };
+    let chunk_tokens = if role == NodeRole::Prefill { settings.chunk_tokens } else { settings.decode_chunk_tokens };
+    let profile = NodeProfile { chunk_tokens, ..profile };
+    tracing::debug!(elapsed = ?began.elapsed(), ?profile, "profiled");
+    Ok(LoadedModel { engine, grammars, profile })
+}
+
 /// Loads what the settings name. Prints how far it is: who started this process shows it.
 fn load_engine(settings: &Settings, role: NodeRole, played: Option<&ModelProfile>) -> anyhow::Result<Box<dyn Engine>> {
     match settings.engine.as_str() {
@@ -444,8 +464,7 @@ fn node_info(
     role: NodeRole,
     generation: baton_types::Generation,
     grpc: &str,
-    (engine, vocabulary): (&dyn Engine, &str),
-    profile: NodeProfile,
+    LoadedModel { engine, grammars, profile }: &LoadedModel,
 ) -> NodeInfo {
     let model = engine.model();
     NodeInfo {
@@ -458,8 +477,8 @@ fn node_info(
         context_length: model.context_length,
         kv_class: model.kv_class.clone(),
         layout: engine.arena().layout().clone(),
-        profile,
-        vocabulary: vocabulary.to_owned(),
+        profile: *profile,
+        vocabulary: grammars.digest().to_owned(),
     }
 }
 

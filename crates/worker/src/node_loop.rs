@@ -207,12 +207,11 @@ impl<R: Role> NodeLoop<R> {
         let stalled = pulse != Pulse::Steady;
         if stalled != std::mem::replace(&mut self.away.stalled, stalled) {
             let requests = self.watch.requests().len();
-            match stalled {
-                true => {
-                    crate::metrics::on_engine_stalled();
-                    tracing::warn!(requests, "the engine makes no progress in its step");
-                }
-                false => tracing::info!("the engine makes progress again"),
+            if stalled {
+                crate::metrics::on_engine_stalled();
+                tracing::warn!(requests, "the engine makes no progress in its step");
+            } else {
+                tracing::info!("the engine makes progress again");
             }
             self.tell_readiness();
         }
@@ -287,8 +286,9 @@ fn kv_messages(batch: &KvEventBatch) -> impl Iterator<Item = Event> {
     (0..parts).map(move |part| {
         let begin = part * KV_EVENTS_PER_MESSAGE;
         let events = &events[begin..events.len().min(begin + KV_EVENTS_PER_MESSAGE)];
-        let (snapshot, goes_on) = (snapshot && part == 0, snapshot && part > 0);
-        Event::Kv(v1::KvEvents { sequence, snapshot, goes_on, events: events.iter().map(Into::into).collect() })
+        let events = events.iter().map(Into::into).collect();
+        let goes_on = snapshot && part > 0;
+        Event::Kv(v1::KvEvents { sequence, snapshot: snapshot && part == 0, goes_on, events })
     })
 }
 
