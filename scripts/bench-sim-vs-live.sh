@@ -30,9 +30,9 @@ stop() {
 }
 trap stop EXIT
 
-"$baton" up --engine mock --prefill "$nodes" --decode "$nodes" --block-tokens "$block" --threads 1 --grpc 127.0.0.1:0 --http 127.0.0.1:0 --grace 5 \
-  --placement "$placement" --conductor-arg=--admission --conductor-arg="$admission" \
-  --prefill-arg=--mock-profile --prefill-arg="$profile" --decode-arg=--mock-profile --decode-arg="$profile" \
+"$baton" up --engine mock --prefill "$nodes" --decode "$nodes" --threads 1 --grpc 127.0.0.1:0 --http 127.0.0.1:0 --grace 5 \
+  --set "conductor.placement=$placement" --set "conductor.admission=$admission" --set "conductor.block_tokens=$block" \
+  --set "node.block_tokens=$block" --set "node.mock_profile=$profile" \
   --ready-file "$work/ready.json" ${LOG_DIR:+--log-dir "$LOG_DIR"} >/dev/null &
 up=$!
 for _ in $(seq 300); do

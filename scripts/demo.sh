@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One question and a follow-up, through a whole cluster on this machine. Arguments go to `baton up`, as in: scripts/demo.sh --transport tcp
+# One question and a follow-up, through a whole cluster on this machine. Arguments go to `baton up`, as in: scripts/demo.sh --set node.transport=tcp
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=$(scripts/fetch-model.sh)

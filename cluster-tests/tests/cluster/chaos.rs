@@ -43,8 +43,8 @@ async fn streams_continue_though_nodes_die_stop_and_leave() -> anyhow::Result<()
 #[ignore = "needs etcd"]
 async fn etcd_death_of_conductors_and_nodes_changes_no_answer() -> anyhow::Result<()> {
     // Most of the time, a stream goes through each conductor.
-    let slow = "--decode-arg=--mock-base-us=5000";
-    let cluster = ["--engine", "mock", "--conductors", "3", "--etcd", "spawn", slow];
+    let slow = "decode.mock_base_us=5000";
+    let cluster = ["--engine", "mock", "--conductors", "3", "--etcd", "spawn", "--set", slow];
     let faults = ["--faults", "kill", "--duration", "40", "--every", "2"];
     let report = chaos(&cluster, &faults).await?;
     assert_eq!((count(&report, "different"), &report["left"]), (0, &Value::Null));

@@ -127,15 +127,15 @@ async fn transfer_paths_list_only_pairs_that_sent_kv() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn unavailable_transport_stops_the_start() -> anyhow::Result<()> {
-    let up = ["up", "--engine", "mock", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--transport"];
-    let output = baton(&[&up[..], &["rdma"]].concat()).await?;
+    let up = ["up", "--engine", "mock", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--set"];
+    let output = baton(&[&up[..], &["node.transport=rdma"]].concat()).await?;
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && error.contains("transport: rdma"), "{}: {error}", output.status);
 
-    let output = baton(&[&up[..], &["carrier-pigeon"]].concat()).await?;
+    let output = baton(&[&up[..], &["node.transport=carrier-pigeon"]].concat()).await?;
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{error}");
-    assert!(error.contains("--transport") && error.contains("auto, rdma, shm, tcp"), "{error}");
+    let said = "ended with status 2 before it was ready: baton-prefill: --transport: 'carrier-pigeon': expected auto";
+    assert!(!output.status.success() && error.contains(said), "{}: {error}", output.status);
     Ok(())
 }
 

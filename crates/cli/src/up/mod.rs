@@ -1,6 +1,7 @@
 //! `baton up`: a cluster on one machine, each role a process of its own.
 //!
-//! `plan` turns the command line into what is to run. `supervisor` keeps one process running.
+//! `plan` turns the command line into what is to run, with what `setting` passes on. `supervisor`
+//! keeps one process running.
 //! `cluster` puts them together: order of start, readiness, drain. `process` is what the operating
 //! system does; `console` is what people see.
 //!
@@ -12,19 +13,20 @@ mod lines;
 mod network;
 mod plan;
 mod process;
+mod setting;
 mod supervisor;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_runtime::{Signals, TaskSet};
-use baton_types::KvDtype;
 use clap::Args;
 
 use crate::error::CliError;
 use cluster::Cluster;
 use network::Network;
 use plan::Plan;
+use setting::RoleSetting;
 
 /// How long the tasks of this process may take to end, once the children have.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -32,15 +34,12 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Of `baton up`.
 #[derive(Debug, Clone, Args)]
 pub struct UpArgs {
-    /// Load this model: GGUF file or safetensors folder [env: BATON_MODEL]
+    /// Load this model: GGUF file or safetensors folder. Without it, that of BATON_MODEL
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
     /// Run the engine cpu, or mock, which needs no model
     #[arg(long, value_name = "ENGINE", env = "BATON_ENGINE", default_value = "cpu")]
     pub engine: String,
-    /// Show clients this model name [default: that of the file]
-    #[arg(long, value_name = "NAME")]
-    pub model_name: Option<String>,
     /// Run N prefill nodes
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=64))]
     pub prefill: u32,
@@ -61,69 +60,22 @@ pub struct UpArgs {
     /// Serve the conductor's HTTP on this address; port 0 takes a free one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
     pub http: String,
-    /// Serve only operators (baton nodes, metrics) on this address; port 0 takes a free one
-    /// [default: the gRPC and HTTP ports, on loopback]
+    /// Serve operators (baton nodes, metrics) on this address; port 0 takes a free one. Without it,
+    /// the gRPC and HTTP ports serve them
     #[arg(long, value_name = "ADDR")]
     pub operators: Option<String>,
-    /// Use this chat template (Jinja) instead of the model's, for example one with tools
-    #[arg(long, value_name = "FILE")]
-    pub chat_template: Option<PathBuf>,
-    /// Use N tokens per KV block [default: 16]
-    #[arg(long, value_name = "N")]
-    pub block_tokens: Option<u32>,
-    /// Compute at most N tokens per prefill chunk [default: the node's]
-    #[arg(long, value_name = "N")]
-    pub chunk_tokens: Option<u32>,
-    /// Compute with N threads per node
-    /// [default: the cores of this machine, shared out between the nodes]
+    /// Compute with N threads per node. Without it, the nodes share the cores of this machine
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
-    /// Give each prefill node N KV blocks [default: the node's]
-    #[arg(long, value_name = "N")]
-    pub prefill_cache_blocks: Option<u32>,
-    /// Give each decode node N KV blocks [default: the node's]
-    #[arg(long, value_name = "N")]
-    pub decode_cache_blocks: Option<u32>,
-    /// Store K and V as f16, bf16, f32 or int8 [default: the node's]
-    #[arg(long, value_name = "TYPE")]
-    pub kv_dtype: Option<KvDtype>,
-    /// Carry KV by the best transport of both ends, or only by this one [default: the node's, auto]
-    #[arg(long, value_name = "TRANSPORT", env = "BATON_TRANSPORT", value_parser = ["auto", "rdma", "shm", "tcp"])]
-    pub transport: Option<String>,
     /// Give each node, and each of several conductors, a network namespace for baton chaos. Needs
     /// root; KV travels over TCP
     #[arg(long)]
     pub namespaces: bool,
-    /// Choose nodes by this policy [default: the conductor's]
-    #[arg(long, value_name = "POLICY")]
-    pub placement: Option<String>,
-    /// Refuse requests predicted to wait longer than this for others, in milliseconds, or off
-    /// [default: 30000]
-    #[arg(long, value_name = "MS")]
-    pub max_wait_ms: Option<String>,
-    /// Limit a prompt's wait for room at a prefill node, in seconds [default: 60]
-    #[arg(long, value_name = "SECONDS")]
-    pub queue_timeout_s: Option<f64>,
-    /// Limit how long a request may be overtaken in a prefill queue, in seconds [default: 30]
-    #[arg(long, value_name = "SECONDS")]
-    pub max_overtaken_s: Option<f64>,
-    /// Apply this TTFT objective to requests that have none, in milliseconds [default: none]
-    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
-    pub ttft_slo_ms: Option<f64>,
-    /// Apply this TBT objective to requests that have none, in milliseconds [default: none]
-    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
-    pub tbt_slo_ms: Option<f64>,
-    /// Pass the conductor one more argument, as in --conductor-arg=--max-requests=8; can be given
-    /// several times
-    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    pub conductor_arg: Vec<String>,
-    /// Pass each prefill node one more argument; can be given several times
-    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    pub prefill_arg: Vec<String>,
-    /// Pass each decode node one more argument; can be given several times
-    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    pub decode_arg: Vec<String>,
-    /// Filter every role's log lines [default: warn; info with --log-dir]
+    /// Set a setting of a role: conductor, prefill, decode or node (prefill and decode), as in
+    /// conductor.max_wait_ms=5000. Can be given several times; docs/configuration.md has the keys
+    #[arg(long, value_name = "ROLE.KEY=VALUE")]
+    pub set: Vec<RoleSetting>,
+    /// Filter every role's log lines. Without it, warn, or info with --log-dir
     #[arg(long, value_name = "FILTER", env = "BATON_LOG")]
     pub log: Option<String>,
     /// Write each role's log to DIR/NAME.log instead of stderr
@@ -139,7 +91,7 @@ pub struct UpArgs {
     /// Wait at most this long for all roles together to be ready, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 600.0, value_parser = parse_seconds)]
     pub start_timeout: f64,
-    /// Run the other binaries of this folder [default: beside this one]
+    /// Run the other binaries of this folder. Without it, those beside this one
     #[arg(long, value_name = "DIR")]
     pub bin_dir: Option<PathBuf>,
 }

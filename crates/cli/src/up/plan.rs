@@ -11,6 +11,7 @@ use tempfile::TempDir;
 
 use super::UpArgs;
 use super::lines::Ready;
+use super::setting::add_settings;
 use crate::error::CliError;
 
 /// An etcd of the cluster's own.
@@ -154,10 +155,6 @@ impl Plan {
                 "0, and so is --prefill: no request could be served; a decode node alone can, it computes prompts, too";
             return Err(CliError::invalid("--decode", problem));
         }
-        if let Some(other) = args.transport.as_ref().filter(|transport| args.namespaces && *transport != "tcp") {
-            let problem = format!("KV would travel over {other} and not over the network; leave --transport out");
-            return Err(CliError::invalid("--namespaces", problem));
-        }
         let is_apart = args.namespaces && args.conductors > 1;
         if let Some(etcd) = args.etcd.as_ref().filter(|etcd| is_apart && *etcd != SPAWN) {
             let problem = format!("conductors in namespaces of their own may not reach etcd at {etcd}: --etcd spawn");
@@ -180,18 +177,19 @@ impl Plan {
             if let Some(operators) = &args.operators {
                 listen.push(("--operators", port_after("--operators", operators, index)?));
             }
-            let mut elects = optional("--etcd", elects);
-            if !elects.is_empty() && reachable(&args.grpc) != args.grpc && !is_apart {
-                // The others are on this machine.
-                elects.extend(["--advertise-host", "127.0.0.1"].map(OsString::from));
+            let mut own = common.clone();
+            if let Some(etcd) = elects {
+                own.extend(["--etcd".into(), etcd.into()]);
+                if reachable(&args.grpc) != args.grpc && !is_apart {
+                    // The others are on this machine.
+                    own.extend(["--advertise-host", "127.0.0.1"].map(OsString::from));
+                }
             }
-            conductors.push(Spec {
-                name: if args.conductors == 1 { "conductor".to_owned() } else { format!("conductor-{index}") },
-                role: Role::Conductor,
-                program: program("baton-conductor")?,
-                args: [common.clone(), conductor_args(args), elects, extra(&args.conductor_arg)].concat(),
-                listen,
-            });
+            let name = if args.conductors == 1 { "conductor".to_owned() } else { format!("conductor-{index}") };
+            let program = program("baton-conductor")?;
+            let mut conductor = Spec { name, role: Role::Conductor, program, args: own, listen };
+            add_settings(&mut conductor, &args.set)?;
+            conductors.push(conductor);
         }
         let total = (args.prefill + args.decode) as usize;
         let mut nodes = Vec::with_capacity(total);
@@ -201,15 +199,16 @@ impl Plan {
             for index in 0..count {
                 let threads = args.threads.map_or_else(|| share(cores, total, nodes.len()), |threads| threads as usize);
                 let name = format!("{}-{index}", role.as_str());
-                let own = node_args(args, role, &name, threads);
+                let mut own = common.clone();
+                own.extend(["--name".into(), OsString::from(&name), "--threads".into(), threads.to_string().into()]);
+                if args.namespaces {
+                    // Shared memory knows no namespaces: what it carries could not be cut.
+                    own.extend(["--transport", "tcp"].map(OsString::from));
+                }
                 let listen = ["--listen", "--transfer-listen"].map(|flag| (flag, "127.0.0.1:0".to_owned())).to_vec();
-                nodes.push(Spec {
-                    name,
-                    role,
-                    program: program(binary)?,
-                    args: [common.clone(), own].concat(),
-                    listen,
-                });
+                let mut node = Spec { name, role, program: program(binary)?, args: own, listen };
+                add_settings(&mut node, &args.set)?;
+                nodes.push(node);
             }
         }
         Ok(Self {
@@ -303,62 +302,10 @@ fn common_args(args: &UpArgs, model: Option<PathBuf>) -> Result<Vec<OsString>, C
         None if args.engine == "mock" => {}
         None => return Err(CliError::invalid("--model", "not set; give --model FILE (or --engine mock)")),
     }
-    common.extend(optional("--model-name", args.model_name.as_ref()));
     // Without a folder for logs, stderr is for people, who do not want to read of every request.
     let default_log = if args.log_dir.is_some() { "info" } else { "warn" };
     common.extend(["--log".into(), args.log.as_deref().unwrap_or(default_log).into()]);
     Ok(common)
-}
-
-fn conductor_args(args: &UpArgs) -> Vec<OsString> {
-    let number = |value: Option<f64>| value.map(|number| number.to_string());
-    let template = args.chat_template.as_ref().map(|file| vec!["--chat-template".into(), file.into()]);
-    [
-        template.unwrap_or_default(),
-        kv_format(args),
-        optional("--placement", args.placement.as_ref()),
-        optional("--max-wait-ms", args.max_wait_ms.as_ref()),
-        optional("--queue-timeout-s", number(args.queue_timeout_s).as_ref()),
-        optional("--max-overtaken-s", number(args.max_overtaken_s).as_ref()),
-        optional("--ttft-slo-ms", number(args.ttft_slo_ms).as_ref()),
-        optional("--tbt-slo-ms", number(args.tbt_slo_ms).as_ref()),
-    ]
-    .concat()
-}
-
-/// What the conductor and all nodes are told alike.
-fn kv_format(args: &UpArgs) -> Vec<OsString> {
-    let block_tokens = args.block_tokens.map(|n| n.to_string());
-    let dtype = args.kv_dtype.map(|dtype| dtype.as_str());
-    let dtype = dtype.map(ToOwned::to_owned);
-    [optional("--block-tokens", block_tokens.as_ref()), optional("--kv-dtype", dtype.as_ref())].concat()
-}
-
-fn node_args(args: &UpArgs, role: Role, name: &str, threads: usize) -> Vec<OsString> {
-    let mut own: Vec<OsString> = vec!["--name".into(), name.into()];
-    own.extend(["--threads".into(), threads.to_string().into()]);
-    own.extend(kv_format(args));
-    // Shared memory knows no namespaces: what it carries could not be cut.
-    let tcp = args.namespaces.then(|| "tcp".to_owned());
-    own.extend(optional("--transport", args.transport.as_ref().or(tcp.as_ref())));
-    let (cache_blocks, more) = match role {
-        Role::Prefill => (args.prefill_cache_blocks, &args.prefill_arg),
-        _ => (args.decode_cache_blocks, &args.decode_arg),
-    };
-    if role == Role::Prefill {
-        own.extend(optional("--chunk-tokens", args.chunk_tokens.map(|n| n.to_string()).as_ref()));
-    }
-    own.extend(optional("--cache-blocks", cache_blocks.map(|n| n.to_string()).as_ref()));
-    own.extend(extra(more));
-    own
-}
-
-fn optional(flag: &str, value: Option<&String>) -> Vec<OsString> {
-    value.map_or_else(Vec::new, |value| vec![flag.into(), value.into()])
-}
-
-fn extra(args: &[String]) -> Vec<OsString> {
-    args.iter().map(OsString::from).collect()
 }
 
 /// Cores of node `index` of `nodes`: as even as it goes, at least one.
@@ -402,16 +349,17 @@ mod tests {
     }
 
     #[test]
-    fn every_up_flag_reaches_its_role() {
+    fn every_up_flag_and_setting_reaches_its_role() {
         let plan = plan(
-            "--engine mock --prefill 2 --decode 1 --block-tokens 8 --grpc 127.0.0.1:0 --http 127.0.0.1:0 --chunk-tokens 64 --prefill-cache-blocks 7 \
-             --decode-cache-blocks 9 --kv-dtype f32 --transport tcp --placement round-robin --max-wait-ms off --queue-timeout-s 50 --max-overtaken-s 20.5 --ttft-slo-ms 900 --tbt-slo-ms 50.5 --decode-arg=--max-running=2 --grace 3",
+            "--engine mock --prefill 2 --decode 1 --grpc 127.0.0.1:0 --http 127.0.0.1:0 --grace 3 \
+             --set conductor.max_wait_ms=off --set node.kv_dtype=f32 --set prefill.chunk_tokens=64 \
+             --set decode.max_running=2",
             Some("/ignored/by/mock"),
         );
         let plan = plan.unwrap();
         assert_eq!(
             line(&plan.conductors[0]),
-            "--engine mock --grace-s 3 --log warn --block-tokens 8 --kv-dtype f32 --placement round-robin --max-wait-ms off --queue-timeout-s 50 --max-overtaken-s 20.5 --ttft-slo-ms 900 --tbt-slo-ms 50.5 --grpc 127.0.0.1:0 --http 127.0.0.1:0"
+            "--engine mock --grace-s 3 --log warn --max-wait-ms=off --grpc 127.0.0.1:0 --http 127.0.0.1:0"
         );
         let lines: Vec<String> = plan.nodes.iter().map(line).collect();
         let node = "--engine mock --grace-s 3 --log warn --name";
@@ -419,15 +367,9 @@ mod tests {
         assert_eq!(
             lines,
             [
-                format!(
-                    "{node} prefill-0 --threads 2 --block-tokens 8 --kv-dtype f32 --transport tcp --chunk-tokens 64 --cache-blocks 7 {listen}"
-                ),
-                format!(
-                    "{node} prefill-1 --threads 2 --block-tokens 8 --kv-dtype f32 --transport tcp --chunk-tokens 64 --cache-blocks 7 {listen}"
-                ),
-                format!(
-                    "{node} decode-0 --threads 1 --block-tokens 8 --kv-dtype f32 --transport tcp --cache-blocks 9 --max-running=2 {listen}"
-                ),
+                format!("{node} prefill-0 --threads 2 --chunk-tokens=64 --kv-dtype=f32 {listen}"),
+                format!("{node} prefill-1 --threads 2 --chunk-tokens=64 --kv-dtype=f32 {listen}"),
+                format!("{node} decode-0 --threads 1 --kv-dtype=f32 --max-running=2 {listen}"),
             ]
         );
     }
@@ -456,8 +398,8 @@ mod tests {
     fn nodes_in_namespaces_transfer_kv_over_tcp() {
         let plan = plan("--engine mock --namespaces", None).unwrap();
         assert!(plan.nodes.iter().all(|node| line(node).contains("--transport tcp")));
-        let error = self::plan("--engine mock --namespaces --transport shm", None).unwrap_err().to_string();
-        assert!(error.starts_with("--namespaces: KV would travel over shm"), "{error}");
+        let error = self::plan("--engine mock --namespaces --set node.transport=shm", None).unwrap_err().to_string();
+        assert!(error.starts_with("--set: prefill.transport: "), "{error}");
     }
 
     #[test]
@@ -480,10 +422,11 @@ mod tests {
     }
 
     #[test]
-    fn unknown_kv_dtype_is_refused_before_anything_starts() {
-        let error = Cli::try_parse_from(["baton", "up", "--engine", "mock", "--kv-dtype", "int4"]).unwrap_err();
+    fn malformed_setting_is_refused_with_its_flag_and_form() {
+        let error = Cli::try_parse_from(["baton", "up", "--set", "nodes.threads=1"]).unwrap_err();
         let said = error.to_string();
-        assert!(error.exit_code() == 2 && said.contains("'int4', but must be f32, f16, bf16 or int8"), "{said}");
+        assert!(error.exit_code() == 2 && said.contains("'nodes.threads=1' for '--set <ROLE.KEY=VALUE>'"), "{said}");
+        assert!(said.contains("expected ROLE.KEY=VALUE, as in conductor.max_wait_ms=5000"), "{said}");
     }
 
     #[test]
