@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use baton_transfer_engine::TransferConfig;
+use clap::builder::ArgPredicate::IsPresent;
 use clap::{Args, Subcommand};
 
 use crate::inference::EngineArgs;
@@ -38,15 +39,15 @@ pub struct TransferArgs {
     /// Use blocks of this size, in bytes or with KiB, MiB, GiB
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_size)]
     pub block_bytes: u64,
-    /// Put N blocks into a batch [default: 16; baselines: 1]
-    #[arg(long, value_name = "N")]
-    pub spans: Option<u32>,
-    /// Keep N batches under way [default: 2; baselines: 1]
-    #[arg(long, value_name = "N")]
-    pub depth: Option<u32>,
-    /// Open N connections to the target [default: the engine's; baselines: 1]
-    #[arg(long, value_name = "N")]
-    pub lanes: Option<u32>,
+    /// Put N blocks into a batch; 1 with --baseline
+    #[arg(long, value_name = "N", default_value_t = 16, default_value_if("baseline", IsPresent, "1"))]
+    pub spans: u32,
+    /// Keep N batches under way; 1 with --baseline
+    #[arg(long, value_name = "N", default_value_t = 2, default_value_if("baseline", IsPresent, "1"))]
+    pub depth: u32,
+    /// Open N connections to the target; 1 with --baseline
+    #[arg(long, value_name = "N", default_value_t = default_lanes(), default_value_if("baseline", IsPresent, "1"))]
+    pub lanes: u32,
     /// Scatter the blocks over this memory per side, in bytes or with KiB, MiB, GiB
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
     pub working_set: u64,
@@ -72,17 +73,13 @@ impl TransferArgs {
     /// What the flags ask for, checked.
     pub(crate) fn plan(&self) -> Result<Plan, BenchError> {
         let carrier = self.baseline.unwrap_or(self.transport);
-        let (spans, depth, lanes) = match carrier.is_baseline() {
-            true => (1, 1, 1),
-            false => (16, 2, default_lanes()),
-        };
         let plan = Plan {
             carrier,
             op: self.op,
             block_bytes: self.block_bytes,
-            spans: self.spans.unwrap_or(spans),
-            depth: self.depth.unwrap_or(depth),
-            lanes: self.lanes.unwrap_or(lanes),
+            spans: self.spans,
+            depth: self.depth,
+            lanes: self.lanes,
             working_set: self.working_set,
             seconds: self.seconds,
             seed: self.seed,

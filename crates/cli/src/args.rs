@@ -146,7 +146,7 @@ pub struct LoadArgs {
 pub enum SettingsCommand {
     /// Show the values in force and the source of each
     Get {
-        /// Show only these settings [default: all]
+        /// Show only these settings. Without any, all
         #[arg(value_name = "KEY")]
         keys: Vec<String>,
     },
@@ -162,7 +162,7 @@ pub struct SettingsSetArgs {
     /// Set these; an empty VALUE returns each conductor to the one it was started with
     #[arg(value_name = "KEY=VALUE", required = true, value_parser = parse_setting)]
     pub values: Vec<(String, String)>,
-    /// Log this name as the author of the change [default: user@host]
+    /// Log this name as the author of the change. Without it, user@host
     #[arg(long, value_name = "NAME")]
     pub by: Option<String>,
 }
@@ -207,7 +207,7 @@ pub struct CacheLookupArgs {
 /// Of `baton cache clear`.
 #[derive(Debug, Args)]
 pub struct CacheClearArgs {
-    /// Clear this node [default: every node]
+    /// Clear this node. Without it, every node
     pub node: Option<String>,
 }
 
@@ -307,34 +307,35 @@ fn parse_interval(text: &str) -> Result<f64, String> {
 /// How to generate. What is not given is left to the conductor.
 #[derive(Debug, Clone, Default, Args)]
 pub struct RequestArgs {
-    /// Use this model [default: the one that the cluster serves]
+    /// Use this model. Without it, the one that the cluster serves
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub model: String,
-    /// Generate at most N tokens [default: 256, or what the context still holds]
+    /// Generate at most N tokens. Without it, the conductor's default
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub max_tokens: Option<u32>,
-    /// Sample at this temperature; 0 is greedy [default: 0]
+    /// Sample at this temperature. Without it, or at 0, sampling is greedy
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub temperature: Option<f32>,
-    /// Keep the K most probable tokens; 0 keeps all [default: 0]
+    /// Keep the K most probable tokens; 0 keeps all
     #[arg(long, value_name = "K", allow_negative_numbers = true)]
     pub top_k: Option<u32>,
-    /// Keep the most probable tokens that reach this probability together [default: 1]
+    /// Keep the most probable tokens that reach this probability together; 1 keeps all
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub top_p: Option<f32>,
-    /// Keep tokens with at least this share of the best one's probability [default: 0]
+    /// Keep tokens with at least this share of the best one's probability; 0 keeps all
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub min_p: Option<f32>,
-    /// Penalise tokens of the prompt and the output by this factor; 1 is off [default: 1]
+    /// Penalise tokens of the prompt and the output by this factor; 1 is off
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub repetition_penalty: Option<f32>,
-    /// Subtract this once from the logit of each output token; 0 is off [default: 0]
+    /// Subtract this once from the logit of each output token; 0 is off
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub presence_penalty: Option<f32>,
-    /// Subtract this from a token's logit per occurrence in the output; 0 is off [default: 0]
+    /// Subtract this from a token's logit per occurrence in the output; 0 is off
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub frequency_penalty: Option<f32>,
-    /// Sample with this seed; the same seed and request give the same tokens [default: random]
+    /// Sample with this seed; the same seed and request give the same tokens. Without it, a random
+    /// one
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// End the output before this text; can be given up to 16 times
@@ -346,8 +347,8 @@ pub struct RequestArgs {
     /// Treat the model's end tokens as ordinary tokens
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Serve the request before those with smaller values [default: 0]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 0, hide_default_value = true)]
+    /// Serve the request before those with smaller values
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 0)]
     pub priority: i32,
     /// Refuse the request if its time to first token would be longer, in milliseconds
     #[arg(long, value_name = "MS", allow_negative_numbers = true)]

@@ -50,8 +50,8 @@ fn section(page: &mut String, path: &str, command: &Command) {
     }
     for arg in args {
         let defaults = arg.get_default_values().iter().map(|value| format!("`{}`", value.to_string_lossy()));
-        let defaults =
-            if arg.get_action().takes_values() { defaults.collect::<Vec<_>>().join(", ") } else { String::new() };
+        let is_shown = arg.get_action().takes_values() && !arg.is_hide_default_value_set();
+        let defaults = if is_shown { defaults.collect::<Vec<_>>().join(", ") } else { String::new() };
         writeln!(page, "| `{}` | {defaults} | {} |", name(arg), line(arg.get_help())).unwrap();
     }
     for command in command.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help") {

@@ -13,12 +13,12 @@ use crate::BenchError;
 /// How a model computes, as nodes are told it.
 #[derive(Debug, Args)]
 pub struct ComputeArgs {
-    /// Compute with N threads [default: every core that this process may use]
+    /// Compute with N threads. Without it, one for each core that this process may use
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Store K and V as f16, bf16, f32 or int8. int8 has a scale per row of a head [default: f16]
-    #[arg(long, value_name = "TYPE")]
-    pub kv_dtype: Option<KvDtype>,
+    /// Store K and V as f16, bf16, f32 or int8. int8 has a scale per row of a head
+    #[arg(long, value_name = "TYPE", default_value = CpuOptions::default().kv_dtype.as_str())]
+    pub kv_dtype: KvDtype,
     /// Compute products and attention in auto or f32. auto is as nodes compute: quantized weights
     /// with 8-bit integer activations, bfloat16 ones with bfloat16, and attention in bfloat16,
     /// unless the KV is kept in f32. f32 is the reference in single precision, slow and large
@@ -32,7 +32,7 @@ impl ComputeArgs {
         let defaults = CpuOptions::default();
         CpuOptions {
             threads: self.threads.unwrap_or(defaults.threads),
-            kv_dtype: self.kv_dtype.unwrap_or(defaults.kv_dtype),
+            kv_dtype: self.kv_dtype,
             compute_dtype: self.compute_dtype,
             kv_capacity: KvCapacity::Blocks(tokens.div_ceil(defaults.block_tokens)),
             ..defaults

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::ArgPredicate::IsPresent;
 use serde_json::Value;
 
 use super::outcome::Limits;
@@ -29,12 +30,14 @@ pub struct ServeArgs {
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, conflicts_with = "rate", value_parser = parse_rate)]
     pub speed: f64,
     /// Delay each of a trace's requests by a random time up to this (ms, s, m). Use it for traces
-    /// with coarse timestamps [default: none]
+    /// with coarse timestamps
     #[arg(long, value_name = "TIME", conflicts_with = "rate", value_parser = parse_time)]
     pub jitter: Option<Duration>,
-    /// Send at most N requests
-    /// [default: 100 if neither this nor --duration is given; all of a trace]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    /// Send at most N requests. With --duration or --trace, the default is all
+    #[arg(
+        long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000),
+        default_value = "100", default_value_ifs([("duration", IsPresent, None::<&str>), ("trace", IsPresent, None)]),
+    )]
     pub requests: Option<u32>,
     /// Send only requests due in this time from the beginning (ms, s, m)
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
@@ -67,7 +70,7 @@ pub struct ServeArgs {
     /// Sample at this temperature; 0 is greedy
     #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     pub temperature: f32,
-    /// Use this model [default: the first that the server lists]
+    /// Use this model. Without it, the first that the server lists
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
     /// Goodput: limit the time to first token after the due time (ms, s, m)

@@ -9,8 +9,6 @@ use super::prompt::prompt;
 use super::text::prose;
 use crate::BenchError;
 
-/// Requests of a run that says neither how many nor for how long.
-const DEFAULT_REQUESTS: u32 = 100;
 /// Most requests of a run.
 const MAX_REQUESTS: usize = 1_000_000;
 
@@ -89,8 +87,7 @@ fn of_trace(trace: Trace, args: &ServeArgs) -> Vec<Arrival> {
 /// Gaps between requests are exponential, so their number in any time is Poisson's. Each request
 /// takes the same number of draws, so that a longer run begins as a shorter one.
 fn drawn(rate: f64, args: &ServeArgs) -> Vec<Arrival> {
-    let most = args.requests.or(args.duration.is_none().then_some(DEFAULT_REQUESTS));
-    let most = most.map_or(MAX_REQUESTS + 1, |n| n as usize);
+    let most = args.requests.map_or(MAX_REQUESTS + 1, |n| n as usize);
     let mut random = Random::new(args.seed);
     let mut due_s = 0.0;
     let mut next = || {
