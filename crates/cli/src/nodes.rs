@@ -11,7 +11,7 @@ use crate::screen::{Paint, Waiting, line};
 use crate::table::table;
 use crate::watch::watch;
 
-const HEADER: [&str; 12] = [
+const HEADER: [&str; 13] = [
     "NAME",
     "ROLE",
     "STATE",
@@ -23,6 +23,7 @@ const HEADER: [&str; 12] = [
     "PREFIX HITS",
     "REPORT",
     "GENERATION",
+    "KV CLASS",
     "ADDRESS",
 ];
 /// Column of the state, which is coloured.
@@ -106,6 +107,7 @@ fn row(node: &v1::NodeStatus) -> Vec<String> {
         hits,
         format!("{:.1} s ago", node.report_age_s),
         info.generation,
+        info.kv_class,
         info.address,
     ]
 }
@@ -127,6 +129,7 @@ fn node_json(node: &v1::NodeStatus) -> Value {
         "model": info.model,
         "context_length": info.context_length,
         "vocab_size": info.vocab_size,
+        "kv_class": info.kv_class,
         "kv_layout": {
             "model_fingerprint": layout.model_fingerprint,
             "num_layers": layout.num_layers,
@@ -170,6 +173,7 @@ mod tests {
             role: "prefill".into(),
             generation: "1a".into(),
             address: "http://127.0.0.1:9".into(),
+            kv_class: "cpu-int8-3".into(),
             layout: Some(layout),
             ..Default::default()
         };
@@ -212,6 +216,7 @@ mod tests {
                 "75 %",
                 "0.2 s ago",
                 "1a",
+                "cpu-int8-3",
                 "http://127.0.0.1:9"
             ]
         );
@@ -225,6 +230,7 @@ mod tests {
             (&json!("prefill-0"), &json!(3), &json!(80))
         );
         assert_eq!((&json["kv_layout"]["num_layers"], &json["transfer"]), (&json!(30), &json!([])));
+        assert_eq!(json["kv_class"], "cpu-int8-3");
         assert!(node_json(&v1::NodeStatus::default())["load"].is_null(), "a node that has not reported has no load");
     }
 }
