@@ -99,7 +99,7 @@ fn send_for(
     stream: &mut std::net::TcpStream,
 ) -> Result<TransferStats, BenchError> {
     let layout = Layout::new(plan);
-    let mut stats = TransferStats::new()?;
+    let mut stats = TransferStats::default();
     let began = baton_runtime::now();
     let mut now = began;
     while now - began < duration {

@@ -78,9 +78,9 @@ impl Report {
             batches: stats.batches,
             bytes: stats.bytes,
             gb_s: stats.gb_s(),
-            p50_us: stats.quantile_us(0.5),
-            p99_us: stats.quantile_us(0.99),
-            max_us: stats.quantile_us(1.0),
+            p50_us: stats.latencies.quantile_us(0.5),
+            p99_us: stats.latencies.quantile_us(0.99),
+            max_us: stats.latencies.quantile_us(1.0),
             cpu_seconds_per_gb: cpu_s * 1e9 / stats.bytes.max(1) as f64,
             initiator_cpu_s: measured.initiator_cpu_s,
             target_cpu_s: measured.target_cpu_s,
@@ -120,7 +120,7 @@ mod tests {
     use crate::plan::tests::plan;
 
     fn report() -> Report {
-        let mut stats = TransferStats::new().unwrap();
+        let mut stats = TransferStats::default();
         stats.add(500_000_000, Duration::from_millis(100));
         stats.add(500_000_000, Duration::from_millis(300));
         stats.elapsed = Duration::from_millis(400);

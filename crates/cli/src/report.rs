@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
-use baton_types::ErrorKind;
+use baton_sim::Spread;
+use baton_types::{ErrorKind, Tbt};
 use serde::Serialize;
 
 use crate::error::CliError;
@@ -229,13 +230,12 @@ pub struct Gaps {
 
 impl Gaps {
     fn of(arrivals: &[Duration]) -> Self {
-        let gap = |pair: &[Duration]| pair[1].saturating_sub(pair[0]).as_secs_f64();
-        let mut gaps: Vec<f64> = arrivals.windows(2).map(gap).collect();
-        gaps.sort_by(f64::total_cmp);
-        let mean = |gaps: &[f64]| (!gaps.is_empty()).then(|| gaps.iter().sum::<f64>() / gaps.len() as f64);
-        let rank = |percent: usize| gaps.get((gaps.len() * percent).div_ceil(100).saturating_sub(1)).copied();
-        let tail = &gaps[gaps.len() - gaps.len().div_ceil(10)..];
-        Self { mean: mean(&gaps), p50: rank(50), p99: rank(99), max: gaps.last().copied(), tail10: mean(tail) }
+        let mut gaps: Vec<_> = arrivals.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
+        let tail10 = Tbt::of_gaps(&mut gaps).map(|Tbt(tail)| tail.as_secs_f64());
+        let spread = Spread::of(gaps.iter().map(Duration::as_secs_f64));
+        let figure = |seconds: f64| (!gaps.is_empty()).then_some(seconds);
+        let [p50, p99, max] = [0.5, 0.99, 1.0].map(|q| figure(spread.quantile(q)));
+        Self { mean: figure(spread.mean()), p50, p99, max, tail10 }
     }
 }
 

@@ -3,6 +3,8 @@
 use baton_engine::{Engine, EngineError, LogitsWanted, SequenceStep, StepObserver};
 use baton_types::{BlockId, TokenId};
 
+use crate::stats::median;
+
 /// Tokens of a prefill node's chunk.
 const CHUNK: usize = 512;
 /// Tokens of each sequence before the first decode step.
@@ -110,24 +112,5 @@ impl<'a> Bench<'a> {
     fn table(&self, sequence: usize, tokens: usize) -> Vec<BlockId> {
         let blocks = self.engine.arena().layout().blocks_for(tokens) as u32;
         (sequence as u32 * blocks..).take(blocks as usize).map(BlockId).collect()
-    }
-}
-
-/// Of an even number it is the mean of the two in the middle, as Python's `statistics.median`,
-/// which the others' figures go through, has it.
-fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    (figures[(figures.len() - 1) / 2] + figures[figures.len() / 2]) / 2.0
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn median_is_the_middle_or_the_mean_of_two() {
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(vec![8.0, 1.0, 2.0, 4.0]), 3.0);
-        assert_eq!((median(vec![5.0]), median(vec![5.0, 1.0])), (5.0, 3.0));
     }
 }

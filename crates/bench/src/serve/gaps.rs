@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
 use serde::Serialize;
+
+use crate::stats::Latencies;
 
 /// Upper edges of the buckets, milliseconds. Each is longer than the one before by a quarter to two
 /// thirds: fine enough to tell two servers apart. They are part of the JSON's form.
@@ -12,25 +13,12 @@ const EDGES_MS: [u64; 24] =
 /// Characters of the longest bar.
 const BAR: usize = 40;
 
-/// Longest gap that quantiles know, microseconds: an hour.
-const LONGEST_US: u64 = 3_600_000_000;
-/// Significant digits of quantiles.
-const DIGITS: u8 = 3;
-
 /// How many gaps there were of each length.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct GapCounts {
     counts: [u64; EDGES_MS.len() + 1],
     longest: Option<Duration>,
-    /// Microseconds.
-    fine: Histogram<u64>,
-}
-
-impl Default for GapCounts {
-    fn default() -> Self {
-        let fine = Histogram::new_with_max(LONGEST_US, DIGITS).expect("constants that it takes");
-        Self { counts: Default::default(), longest: None, fine }
-    }
+    fine: Latencies,
 }
 
 /// The same for programs: `counts[i]` gaps are up to `edges_s[i]` long and longer than the edge
@@ -47,12 +35,12 @@ impl GapCounts {
         let bucket = EDGES_MS.partition_point(|edge| Duration::from_millis(*edge) < gap);
         self.counts[bucket] += 1;
         self.longest = self.longest.max(Some(gap));
-        self.fine.saturating_record(gap.as_micros().try_into().unwrap_or(u64::MAX));
+        self.fine.add(gap);
     }
 
     /// What this part of the gaps is at most, seconds; `None` if there was none.
     pub fn quantile_s(&self, part: f64) -> Option<f64> {
-        self.longest.map(|_| self.fine.value_at_quantile(part) as f64 / 1e6)
+        self.longest.map(|_| self.fine.quantile_us(part) as f64 / 1e6)
     }
 
     /// The longest; `None` if there was none.

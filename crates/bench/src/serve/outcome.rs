@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use baton_sim::Spread;
 use baton_types::Tbt;
 
 use super::gaps::GapCounts;
@@ -196,12 +195,6 @@ impl Sums {
     }
 }
 
-/// The quantiles `q` of some figures, in the same order; `None` if there are none.
-pub fn quantiles<const N: usize>(values: &[f64], q: [f64; N]) -> [Option<f64>; N] {
-    let spread = Spread::of(values.iter().copied());
-    q.map(|q| (!values.is_empty()).then(|| spread.quantile(q)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -287,11 +280,5 @@ mod tests {
             End::Failed("a".into()),
         ]);
         assert_eq!((sums.short, sums.met, sums.late), (2, 4, 1), "however late it was, and only if it came to an end");
-    }
-
-    #[test]
-    fn quantiles_of_an_empty_list_are_none() {
-        assert_eq!(quantiles(&[], [0.5]), [None]);
-        assert_eq!(quantiles(&[3.0, 1.0, 2.0], [0.5, 1.0]), [Some(2.0), Some(3.0)]);
     }
 }

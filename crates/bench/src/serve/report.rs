@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::args::ServeArgs;
 use super::gaps::{GapCounts, GapHistogram};
-use super::outcome::quantiles;
 use super::play::{Played, Server};
+use crate::stats::{mean, quantiles};
 
 /// A generator that was later than this for one request in a hundred measured itself, too. Seconds.
 const SLIP_TO_TRUST_S: f64 = 0.01;
@@ -235,10 +235,6 @@ fn arrivals(args: &ServeArgs) -> String {
         }
         (None, rate) => format!("poisson {}/s", rate.unwrap_or_default()),
     }
-}
-
-fn mean(values: &[f64]) -> Option<f64> {
-    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
 fn share(part: f64, whole: f64) -> f64 {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use baton_sim::Spread;
 use serde_json::{Value, json};
 
 use super::faults::{FaultKind, Faults};
@@ -119,10 +120,9 @@ impl Report {
             ));
         }
         for Gaps { kind, role, longest } in &self.gaps {
-            let half = longest[longest.len() / 2];
-            let most = longest[longest.len() - 1];
-            let half = half.as_secs_f64();
-            let most = most.as_secs_f64();
+            let spread = Spread::of(longest.iter().map(Duration::as_secs_f64));
+            let half = spread.quantile(0.5);
+            let most = spread.quantile(1.0);
             let count = longest.len();
             lines.push(format!(
                 "longest gap after {count} x {} {role}: p50 {half:.2} s, max {most:.2} s",
