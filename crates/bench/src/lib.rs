@@ -49,6 +49,7 @@ mod report;
 pub mod score;
 mod serve;
 mod stats;
+mod table;
 mod target;
 mod usage;
 
@@ -58,6 +59,7 @@ pub use inference::{ComputeArgs, EngineArgs};
 pub use plan::{Carrier, Op, Plan};
 pub use report::Report;
 pub use serve::ServeArgs;
+pub use table::seconds;
 
 use baton_runtime::Signals;
 

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::plan::Plan;
 use crate::stats::TransferStats;
+use crate::table::named_values;
 
 /// What was measured.
 #[derive(Debug)]
@@ -94,7 +95,7 @@ impl Report {
     }
 
     fn table(&self) -> String {
-        let rows = [
+        named_values(&[
             ("path", format!("{} {}", self.transport, self.op)),
             (
                 "blocks",
@@ -106,8 +107,7 @@ impl Report {
             ("batch latency", format!("p50 {} us, p99 {} us, max {} us", self.p50_us, self.p99_us, self.max_us)),
             ("CPU", format!("{:.3} s per GB, both processes", self.cpu_seconds_per_gb)),
             ("bytes", if self.verified { "all compared" } else { "not compared (--verify)" }.to_owned()),
-        ];
-        rows.map(|(name, value)| format!("{name:<14}{value}")).join("\n")
+        ])
     }
 }
 

@@ -1,5 +1,6 @@
 //! `baton explain`.
 
+use baton_bench::seconds;
 use baton_proto::v1;
 use baton_proto::v1::explain_response::Decision;
 use serde_json::{Value, json};
@@ -10,7 +11,6 @@ use crate::error::CliError;
 use crate::record;
 use crate::screen::{Paint, line};
 use crate::table::table;
-use crate::timeline::seconds;
 
 /// Prints where a request would go now, and by what that is decided, or what was decided on one
 /// that came. Nothing is generated.

@@ -1,5 +1,6 @@
 //! `baton load`.
 
+use baton_bench::seconds;
 use baton_proto::v1;
 use serde_json::{Value, json};
 
@@ -8,7 +9,6 @@ use crate::client::Conductor;
 use crate::error::CliError;
 use crate::screen::Paint;
 use crate::table::table;
-use crate::timeline::seconds;
 use crate::watch::watch;
 
 /// Prints the load: once, or again and again.

@@ -1,5 +1,6 @@
 //! `baton explain` of a request that came: what was decided, and what came of it.
 
+use baton_bench::seconds;
 use baton_proto::v1;
 use baton_types::{ErrorKind, RequestIdPrefix};
 use serde_json::{Value, json};
@@ -9,7 +10,7 @@ use crate::client::Conductor;
 use crate::error::CliError;
 use crate::explain;
 use crate::screen::{Paint, line};
-use crate::timeline::{bytes, seconds};
+use crate::timeline::bytes;
 
 /// Before the id of a request in answers over HTTP.
 const PREFIXES: [&str; 4] = ["chatcmpl-", "cmpl-", "resp_", "msg_"];

@@ -1,5 +1,7 @@
 //! Where a request's time went, for people.
 
+use baton_bench::seconds;
+
 use crate::report::Report;
 use crate::screen::Paint;
 
@@ -85,15 +87,6 @@ fn node(name: &Option<String>) -> &str {
     name.as_deref().unwrap_or("-")
 }
 
-/// `1.50 s`, `12.3 ms` or `45 us`.
-pub fn seconds(value: f64) -> String {
-    match value {
-        s if s >= 1.0 => format!("{s:.2} s"),
-        s if s >= 1e-3 => format!("{:.1} ms", s * 1e3),
-        s => format!("{:.0} us", s * 1e6),
-    }
-}
-
 /// `1.5 MiB`.
 pub fn bytes(value: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
@@ -123,8 +116,7 @@ mod tests {
     use crate::report::Record;
 
     #[test]
-    fn timeline_units_fit_their_values() {
-        assert_eq!([seconds(1.5), seconds(0.0123), seconds(0.000_045)], ["1.50 s", "12.3 ms", "45 us"]);
+    fn byte_units_fit_their_values() {
         assert_eq!(
             [bytes(1023), bytes(1536), bytes(5 << 20), bytes(3 << 30)],
             ["1023 B", "1.5 KiB", "5.0 MiB", "3.0 GiB"]

@@ -7,6 +7,7 @@ use baton_engine::{CpuEngine, Engine};
 use serde::Serialize;
 
 use super::{Divergence, Likelihood, ScoreArgs, Windows};
+use crate::table::named_values;
 
 /// The figures of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -82,7 +83,7 @@ impl Report {
             ("tokens", format!("{}, in {} windows of {}", self.tokens, self.windows, self.context)),
             ("model", self.model.clone()),
             (
-                "compute_dtype",
+                "computed in",
                 format!(
                     "{}, {}, instructions {}, KV in {}",
                     self.compute_dtype, self.kv_class, self.isa, self.kv_dtype
@@ -95,8 +96,7 @@ impl Report {
             rows.insert(1, ("KL", format!("{mean_kl:.6} +- {kl_standard_error:.6} nats per token {from}")));
             rows.insert(2, ("same best", format!("{:.2} % of positions", top1_agreement * 100.0)));
         }
-        let lines: Vec<_> = rows.iter().map(|(name, value)| format!("{name:<12}{value}")).collect();
-        lines.join("\n")
+        named_values(&rows)
     }
 }
 

@@ -9,6 +9,7 @@ use super::args::ServeArgs;
 use super::gaps::{GapCounts, GapHistogram};
 use super::play::{Played, Server};
 use crate::stats::{mean, quantiles};
+use crate::table::{named_values, seconds};
 
 /// A generator that was later than this for one request in a hundred measured itself, too. Seconds.
 const SLIP_TO_TRUST_S: f64 = 0.01;
@@ -170,7 +171,7 @@ impl Report {
 
     fn table(&self) -> String {
         let Ends { met, late, rejected_429, rejected_503, aborted, failed, not_sent } = self.ends;
-        let rows = [
+        let mut rows = vec![
             ("server", format!("{} ({}), {}", self.url, self.api, self.model)),
             (
                 "requests",
@@ -191,8 +192,8 @@ impl Report {
                     "{:.1} %, {:.3} requests/s, with TTFT up to {} and tail TBT up to {}",
                     self.goodput_share * 100.0,
                     self.goodput_per_s,
-                    time(Some(self.ttft_limit_s)),
-                    time(Some(self.tbt_limit_s))
+                    seconds(self.ttft_limit_s),
+                    seconds(self.tbt_limit_s)
                 ),
             ),
             ("TTFT", row([("p50", self.ttft_p50_s), ("p90", self.ttft_p90_s), ("p99", self.ttft_p99_s)])),
@@ -214,10 +215,10 @@ impl Report {
             ("prompts", format!("{} tokens, of which {} were cached", self.prompt_tokens, self.cached_tokens)),
             ("sent late by", row([("p50", self.slip_p50_s), ("p99", self.slip_p99_s), ("max", self.slip_max_s)])),
         ];
-        let mut lines: Vec<_> = rows.into_iter().map(|(name, value)| format!("{name:<13}{value}")).collect();
         if self.slip_p99_s.is_some_and(|slip| slip > SLIP_TO_TRUST_S) {
-            lines.push("             the generator itself was late: times hold its delays, too".to_owned());
+            rows.push(("", "the generator itself was late: times hold its delays, too".to_owned()));
         }
+        let mut lines = vec![named_values(&rows)];
         lines.extend(self.aborts.iter().map(|(reason, count)| format!("{count} aborted: {reason}")));
         lines.extend(self.failures.iter().map(|(reason, count)| format!("{count} failed: {reason}")));
         lines.push("\ngaps between tokens".to_owned());
@@ -242,25 +243,5 @@ fn share(part: f64, whole: f64) -> f64 {
 }
 
 fn row<const N: usize>(figures: [(&str, Option<f64>); N]) -> String {
-    figures.map(|(name, seconds)| format!("{name} {}", time(seconds))).join(", ")
-}
-
-/// In milliseconds below a second.
-fn time(seconds: Option<f64>) -> String {
-    match seconds {
-        None => "-".to_owned(),
-        Some(seconds) if seconds < 0.9995 => format!("{:.1} ms", seconds * 1e3),
-        Some(seconds) => format!("{seconds:.2} s"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn report_times_are_rounded_to_fitting_units() {
-        let shown = [None, Some(0.00012), Some(0.1), Some(0.9996), Some(5.0)].map(time);
-        assert_eq!(shown, ["-", "0.1 ms", "100.0 ms", "1.00 s", "5.00 s"]);
-    }
+    figures.map(|(name, time)| format!("{name} {}", time.map_or_else(|| "-".to_owned(), seconds))).join(", ")
 }
