@@ -44,7 +44,6 @@ mod memcpy;
 mod memory;
 mod plan;
 mod process;
-mod reasons;
 mod report;
 pub mod score;
 mod serve;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use baton_sim::{Random, Trace, TraceRequest};
 
 use super::args::ServeArgs;
-use super::prompt::prompt;
 use super::text::prose;
+use super::trace_prompt::trace_prompt;
 use crate::BenchError;
 
 /// Most requests of a run.
@@ -46,7 +46,7 @@ impl Arrival {
             Source::Text { prefix_seed, prefix_chars, seed, chars } => {
                 Prompt::Text(prose(*prefix_seed, *prefix_chars as usize) + &prose(*seed, *chars as usize))
             }
-            Source::Trace(request) => Prompt::Tokens(prompt(request)),
+            Source::Trace(request) => Prompt::Tokens(trace_prompt(request)),
         }
     }
 }

@@ -1,29 +1,36 @@
 //! Baton's own gRPC.
 
+use std::time::Duration;
+
 use baton_proto::v1::generate_request::Prompt as Wire;
 use baton_proto::v1::generate_response::Event;
+use baton_proto::v1::inference_client::InferenceClient;
 use baton_proto::v1::structured_output::Form;
 use baton_proto::v1::{
     GenerateRequest, ListModelsRequest, SamplingParameters, ServiceLevelObjectives, StructuredOutput, TextPrompt,
     TokenIds,
 };
-use baton_proto::{http_status, kind_of_status};
+use baton_proto::{MAX_MESSAGE_BYTES, http_status, kind_of_status, url};
+use baton_runtime::innermost;
 use baton_types::ErrorKind;
 use tonic::Status;
+use tonic::transport::{Channel, Endpoint};
 
 use super::args::{JsonSchema, ServeArgs};
 use super::arrivals::{Arrival, Prompt};
-use super::clients::Clients;
 use super::outcome::Limits;
 use super::received::{Problem, ReceivedAnswer, Usage};
 use crate::BenchError;
 
+/// How long connecting may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Requests of one connection: as many as a server commonly allows at once.
 const REQUESTS_PER_CONNECTION: u32 = 100;
 
 /// A conductor, and what every request says.
 pub struct Grpc {
-    clients: Clients,
+    /// One for each connection.
+    clients: Vec<InferenceClient<Channel>>,
     /// Name of the model.
     pub model: String,
     temperature: f32,
@@ -35,10 +42,10 @@ pub struct Grpc {
 impl Grpc {
     /// Asks for the models if none is named.
     pub async fn connect(host: &str, args: &ServeArgs) -> Result<Self, BenchError> {
-        let clients = Clients::connect("URL", host, args.most_in_flight.div_ceil(REQUESTS_PER_CONNECTION)).await?;
+        let clients = connect(host, args.most_in_flight.div_ceil(REQUESTS_PER_CONNECTION)).await?;
         let model = match &args.model {
             Some(name) => name.clone(),
-            None => first_model(&clients).await?,
+            None => first_model(clients[0].clone()).await?,
         };
         Ok(Self {
             clients,
@@ -84,7 +91,8 @@ impl Grpc {
         request: GenerateRequest,
         received: &mut ReceivedAnswer,
     ) -> Result<(), Problem> {
-        let answer = self.clients.client(index).generate(request).await;
+        let mut client = self.clients[index % self.clients.len()].clone();
+        let answer = client.generate(request).await;
         let mut stream = answer.map_err(|status| problem(&status, false))?.into_inner();
         let mut accepted = false;
         let mut finished = false;
@@ -111,10 +119,26 @@ impl Grpc {
     }
 }
 
-async fn first_model(clients: &Clients) -> Result<String, BenchError> {
+/// So many connections, one at least.
+async fn connect(host: &str, connections: u32) -> Result<Vec<InferenceClient<Channel>>, BenchError> {
+    let endpoint = Endpoint::from_shared(url(host));
+    let endpoint = endpoint.map_err(|error| BenchError::invalid("URL", format!("{host}: {error}")))?;
+    let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true);
+    let mut clients = Vec::new();
+    for _ in 0..connections.max(1) {
+        let channel = endpoint
+            .connect()
+            .await
+            .map_err(|error| BenchError::control("conductor", format!("cannot reach {host}: {}", innermost(&error))))?;
+        clients.push(InferenceClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES));
+    }
+    Ok(clients)
+}
+
+async fn first_model(mut client: InferenceClient<Channel>) -> Result<String, BenchError> {
     let wrong =
         |problem: &str| BenchError::control("conductor", format!("models: {problem} (--model names one instead)"));
-    let list = clients.client(0).list_models(ListModelsRequest {}).await;
+    let list = client.list_models(ListModelsRequest {}).await;
     let models = list.map_err(|status| wrong(status.message()))?.into_inner().models;
     models.into_iter().next().map(|model| model.name).ok_or_else(|| wrong("there is none"))
 }

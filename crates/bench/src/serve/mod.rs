@@ -11,17 +11,17 @@
 
 mod args;
 mod arrivals;
-mod clients;
 mod gaps;
 mod grpc;
 mod openai;
 mod outcome;
 mod play;
-mod prompt;
+mod reasons;
 mod received;
 mod report;
 mod sse;
 mod text;
+mod trace_prompt;
 
 use futures::future::try_join_all;
 use indicatif::{ProgressBar, ProgressStyle};

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use baton_types::Tbt;
 
 use super::gaps::GapCounts;
+use super::reasons::Reasons;
 use super::received::{Problem, ReceivedAnswer, Tokens, Usage};
-use crate::reasons::Reasons;
 
 /// What a request must keep to count as goodput.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,7 @@ const FIRST_TOKEN: u32 = 32;
 const TOKENS: u64 = 95;
 
 /// The prompt of a request.
-pub fn prompt(request: &TraceRequest) -> Vec<u32> {
+pub fn trace_prompt(request: &TraceRequest) -> Vec<u32> {
     let mut tokens = Vec::with_capacity(request.hash_ids.len() * BLOCK_TOKENS as usize);
     for &id in &request.hash_ids {
         let mut random = Random::new(id);
@@ -31,8 +31,8 @@ mod tests {
 
     #[test]
     fn equal_hash_ids_give_equal_prompt_blocks() {
-        let one = prompt(&request(1100, &[7, 8, 9]));
-        let other = prompt(&request(1000, &[7, 10]));
+        let one = trace_prompt(&request(1100, &[7, 8, 9]));
+        let other = trace_prompt(&request(1000, &[7, 10]));
         assert_eq!((one.len(), other.len()), (1100, 1000));
         assert_eq!(one[..512], other[..512]);
         assert_ne!(one[512..1000], other[512..]);
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn neighbouring_hash_ids_give_unrelated_prompt_blocks() {
-        let blocks: Vec<_> = (0..50).map(|id| prompt(&request(512, &[id]))).collect();
+        let blocks: Vec<_> = (0..50).map(|id| trace_prompt(&request(512, &[id]))).collect();
         for (index, block) in blocks.iter().enumerate() {
             assert!(blocks[..index].iter().all(|before| before[..16] != block[..16]), "block {index}");
         }
