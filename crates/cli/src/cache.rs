@@ -7,7 +7,7 @@ use crate::args::{CacheArgs, CacheClearArgs, CacheCommand, CacheLookupArgs};
 use crate::client::Conductor;
 use crate::error::CliError;
 use crate::screen::{Paint, line};
-use crate::table::table;
+use crate::table::{node_table, table};
 use crate::watch::watch;
 
 /// Prints what the caches hold, looks a prompt up in them, or clears them.
@@ -53,19 +53,14 @@ const NODES: [&str; 10] =
     ["NODE", "ROLE", "STATE", "USED", "CACHED", "BLOCKS", "SSD", "PREFIX HITS", "OF THE SSD", "FETCHED"];
 const PREFIXES: [&str; 4] = ["PREFIX", "TOKENS", "REQUESTS", "HELD BY"];
 const MATCHES: [&str; 3] = ["NODE", "ROLE", "TOKENS"];
-/// Column of the state, which is coloured.
+/// Column of the state.
 const STATE: usize = 2;
 /// Nodes of a prefix that people are told by name.
 const NAMES: usize = 4;
 
 fn render_status(status: &v1::CacheStatusResponse, paint: Paint) -> String {
     let nodes: Vec<_> = status.nodes.iter().map(node_row).collect();
-    let node_table = table(&NODES, &nodes, paint, |row, column, cell| match (column, nodes[row][STATE].as_str()) {
-        (STATE, "ready") => paint.green(cell),
-        (STATE, "lost") => paint.red(cell),
-        (STATE, _) => paint.yellow(cell),
-        _ => cell.to_owned(),
-    });
+    let node_table = node_table(&NODES, &nodes, STATE, paint);
     let prefixes: Vec<_> = status.prefixes.iter().map(prefix_row).collect();
     match prefixes.is_empty() {
         true => format!("{node_table}\n\nno prefix came more than once of late"),

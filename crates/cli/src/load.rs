@@ -8,7 +8,7 @@ use crate::args::LoadArgs;
 use crate::client::Conductor;
 use crate::error::CliError;
 use crate::screen::Paint;
-use crate::table::table;
+use crate::table::{node_table, table};
 use crate::watch::watch;
 
 /// Prints the load: once, or again and again.
@@ -24,7 +24,7 @@ pub async fn run(args: &LoadArgs, conductor: &str, json: bool) -> Result<(), Cli
 const PREFILL: [&str; 5] = ["PREFILL", "STATE", "PENDING", "QUEUE", "TOKENS/S"];
 const DECODE: [&str; 7] = ["DECODE", "STATE", "SEQUENCES", "RUNNING", "KV BLOCKS", "TBT", "STEP"];
 const ESTIMATES: [&str; 7] = ["ESTIMATE", "N", "PREDICTED", "MEASURED", "BIAS", "ERROR P50", "ERROR P90"];
-/// Column of the state, which is coloured.
+/// Column of the state.
 const STATE: usize = 1;
 
 fn render(load: &v1::ClusterLoadResponse, paint: Paint) -> String {
@@ -32,19 +32,10 @@ fn render(load: &v1::ClusterLoadResponse, paint: Paint) -> String {
     let decode: Vec<_> = load.decode.iter().map(decode_row).collect();
     let estimates: Vec<_> = load.estimates.iter().map(estimate_row).collect();
     let nodes = [(&PREFILL[..], prefill), (&DECODE[..], decode)].into_iter().filter(|(_, rows)| !rows.is_empty());
-    let nodes = nodes.map(|(header, rows)| node_table(header, &rows, paint));
+    let nodes = nodes.map(|(header, rows)| node_table(header, &rows, STATE, paint));
     let admission = format!("{}\n{}", admission(load.admission.as_ref()), goodput(load.goodput.unwrap_or_default()));
     let estimates = table(&ESTIMATES, &estimates, paint, |_, _, cell| cell.to_owned());
     nodes.chain([admission, estimates]).collect::<Vec<_>>().join("\n\n")
-}
-
-fn node_table(header: &[&str], rows: &[Vec<String>], paint: Paint) -> String {
-    table(header, rows, paint, |row, column, cell| match (column, rows[row][STATE].as_str()) {
-        (STATE, "ready") => paint.green(cell),
-        (STATE, "lost") => paint.red(cell),
-        (STATE, _) => paint.yellow(cell),
-        _ => cell.to_owned(),
-    })
 }
 
 fn prefill_row(node: &v1::PrefillNodeLoad) -> Vec<String> {

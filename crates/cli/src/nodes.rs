@@ -8,7 +8,7 @@ use crate::client::Conductor;
 use crate::error::CliError;
 use crate::paths;
 use crate::screen::{Paint, Waiting, line};
-use crate::table::table;
+use crate::table::node_table;
 use crate::watch::watch;
 
 const HEADER: [&str; 13] = [
@@ -26,7 +26,7 @@ const HEADER: [&str; 13] = [
     "KV CLASS",
     "ADDRESS",
 ];
-/// Column of the state, which is coloured.
+/// Column of the state.
 const STATE: usize = 2;
 
 /// Prints the nodes: once, again and again, or after they have proved that every block is accounted
@@ -80,12 +80,7 @@ async fn check(conductor: &Conductor, json: bool) -> Result<(), CliError> {
 
 fn render(nodes: &[v1::NodeStatus], paint: Paint) -> String {
     let rows: Vec<Vec<String>> = nodes.iter().map(row).collect();
-    table(&HEADER, &rows, paint, |row, column, cell| match (column, nodes[row].state.as_str()) {
-        (STATE, "ready") => paint.green(cell),
-        (STATE, "lost") => paint.red(cell),
-        (STATE, _) => paint.yellow(cell),
-        _ => cell.to_owned(),
-    })
+    node_table(&HEADER, &rows, STATE, paint)
 }
 
 fn row(node: &v1::NodeStatus) -> Vec<String> {

@@ -27,6 +27,16 @@ pub fn table(
     lines.join("\n")
 }
 
+/// A table of nodes, whose column `state` has its colour.
+pub fn node_table(header: &[&str], rows: &[Vec<String>], state: usize, paint: Paint) -> String {
+    table(header, rows, paint, |row, column, cell| match rows[row][column].as_str() {
+        _ if column != state => cell.to_owned(),
+        "ready" => paint.green(cell),
+        "lost" => paint.red(cell),
+        _ => paint.yellow(cell),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
