@@ -36,10 +36,22 @@ elif [[ -z ${BATON_TEST_LONG-} ]]; then
 fi
 [[ $(id -u) == 0 ]] || without 'test(=ssd_tier::full_ssd_costs_cache_hits_and_fails_no_request)' "needs root, to mount a small file system"
 unshare -n ip link add x type veth peer name y 2>/dev/null ||
-  without 'test(/^chaos::(nodes_are_cut_off|etcd_conductors_are_cut_off|ten_minutes)/)' "needs root and iproute2, to make network namespaces"
+  without 'test(/^(chaos::(nodes_are_cut_off|etcd_conductors_are_cut_off|ten_minutes)|docs::chaos)/)' "needs root and iproute2, to make network namespaces"
 command -v etcd >/dev/null || install_packages "test: etcd, for several conductors" etcd-server ||
   without 'test(/(^|::)etcd_/)' "needs etcd: Debian's etcd-server"
 command -v openssl >/dev/null || without 'test(/^etcd::etcd_(with_tls|that_takes)/)' "needs openssl, to make certificates"
+not_run+=("snippets of documents: $(git grep -h '^```sh syntax' '*.md' | sed 's/.*syntax //' | sort | uniq -c | xargs)")
+for tool in ping:iputils-ping vmstat:procps; do
+  command -v "${tool%:*}" >/dev/null || install_packages "test: ${tool%:*}, for a page" "${tool#*:}" ||
+    without 'test(=docs::troubleshooting_page_snippets_run)' "needs ${tool%:*}: Debian's ${tool#*:}"
+done
+dmesg >/dev/null 2>&1 || without 'test(=docs::troubleshooting_page_snippets_run)' "needs root, to read the kernel's log"
+unshare --mount --net --pid --cgroup true 2>/dev/null ||
+  without 'test(/^docs::(bare_metal|high_availability)/)' "needs root, to make a machine of namespaces"
+for tool in /lib/systemd/systemd:systemd ip:iproute2 curl:curl etcd:etcd-server etcdctl:etcd-client nft:nftables openssl:openssl; do
+  command -v "${tool%:*}" >/dev/null || install_packages "test: ${tool%:*}, for a page" "${tool#*:}" ||
+    without 'test(/^docs::(bare_metal|high_availability)/)' "needs ${tool%:*}: Debian's ${tool#*:}"
+done
 rolling='test(=rolling::etcd_rolling_upgrade_of_conductors_and_nodes_fails_no_request)'
 if [[ -n ${BATON_TEST_LONG-} ]]; then
   previous=$(scripts/previous-bin.sh) && status=0 || status=$?
