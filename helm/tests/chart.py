@@ -1,5 +1,6 @@
 """Renders the chart: what the tests share."""
 
+import contextlib
 import functools
 import http.server
 import json
@@ -79,13 +80,19 @@ def render(values=None, release="baton", namespace="serving", engine="mock", cha
     return pickle.loads(_pickled(json.dumps(merged(*given)), release, namespace, str(chart)))
 
 
-def upgrade(there, values):
-    """The objects that the chart makes where these workloads are: `lookup` asks a server that has them."""
+@contextlib.contextmanager
+def server(there=()):
+    """The address of as much of a Kubernetes as Helm asks before it renders: its version, and these workloads."""
 
     class Server(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             kinds = [{"name": kind.lower() + "s", "kind": kind, "namespaced": True} for kind in ("Deployment", "StatefulSet")]
-            known = {"/apis/apps/v1": {"kind": "APIResourceList", "groupVersion": "apps/v1", "resources": kinds}}
+            known = {
+                "/version": {"major": "1", "minor": "28", "gitVersion": "v1.28.0"},
+                "/api": {"kind": "APIVersions", "versions": []},
+                "/apis": {"kind": "APIGroupList", "groups": []},
+                "/apis/apps/v1": {"kind": "APIResourceList", "groupVersion": "apps/v1", "resources": kinds},
+            }
             for one in there:
                 where = one["metadata"]
                 known[f"/apis/apps/v1/namespaces/{where['namespace']}/{one['kind'].lower()}s/{where['name']}"] = one
@@ -99,13 +106,19 @@ def upgrade(there, values):
         def log_message(self, *_):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        more = ("--dry-run=server", "--kube-apiserver", f"http://127.0.0.1:{server.server_port}")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as listener:
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
         try:
-            return [one for one in yaml.load_all(text(merged({"engine": "mock"}, values), more=more), Loader=LOADER) if one]
+            yield f"http://127.0.0.1:{listener.server_port}"
         finally:
-            server.shutdown()
+            listener.shutdown()
+
+
+def upgrade(there, values):
+    """The objects that the chart makes where these workloads are: `lookup` asks a server that has them."""
+    with server(there) as address:
+        more = ("--dry-run=server", "--kube-apiserver", address)
+        return [one for one in yaml.load_all(text(merged({"engine": "mock"}, values), more=more), Loader=LOADER) if one]
 
 
 def example(path):
