@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Instant;
 
 use baton_types::{
@@ -10,7 +9,8 @@ use baton_types::{
 };
 
 use super::partial_prefill::RunningSlice;
-use super::{DecodeCore, DecodeEffect, Outcome, Phase, failed};
+use super::sequence::{Origin, Phase};
+use super::{DecodeCore, DecodeEffect, Outcome, failed};
 use crate::config::PROGRESS_INTERVAL;
 use crate::step::{StepId, StepOutput, StepPlan, StepSequence};
 
@@ -24,6 +24,22 @@ pub(super) struct RunningStep {
     pub slice: Option<RunningSlice>,
 }
 
+impl RunningStep {
+    /// The slice's and the sequences'.
+    pub(super) fn keys(&self) -> impl Iterator<Item = RequestKey> {
+        self.slice.iter().map(|slice| slice.key).chain(self.sequences.iter().map(|(key, _)| *key))
+    }
+}
+
+type StepOutputs = Result<BTreeMap<RequestKey, StepOutput>, Refused>;
+
+fn take_output(outputs: &mut StepOutputs, key: RequestKey) -> Result<Option<StepOutput>, &Refused> {
+    match outputs {
+        Ok(outputs) => Ok(outputs.remove(&key)),
+        Err(refused) => Err(refused),
+    }
+}
+
 /// One step's events, by conductor.
 pub(super) type Events = BTreeMap<ConductorId, Vec<(RequestKey, DecodeEvent)>>;
 
@@ -35,26 +51,19 @@ impl DecodeCore {
     pub fn on_step_done(&mut self, now: Instant, step: StepId, result: Result<Vec<StepOutput>, Refused>) {
         let running = self.step.take().filter(|running| running.id == step);
         let running = running.expect("the step reported is not the step in flight");
-        let (mut outputs, failure) = match result {
-            Ok(outputs) => (outputs.into_iter().map(|output| (output.key, output)).collect(), None),
-            Err(refused) => (BTreeMap::new(), Some(refused)),
-        };
+        let mut outputs = result.map(|outputs| outputs.into_iter().map(|output| (output.key, output)).collect());
         if running.sequences.iter().any(|(_, range)| range.len() == 1) {
             self.step_time.observe(now.saturating_duration_since(running.began));
         }
-        let mut result_of = |key| match &failure {
-            Some(refused) => Err(refused),
-            None => Ok(outputs.remove(&key)),
-        };
         let mut events = Events::new();
         let mut finished = Vec::new();
         if let Some(slice) = running.slice
-            && self.on_slice_done(&slice, result_of(slice.key), &mut events).is_some()
+            && self.on_slice_done(&slice, take_output(&mut outputs, slice.key), &mut events).is_some()
         {
             finished.push(slice.key);
         }
         for (key, range) in running.sequences {
-            let result = result_of(key);
+            let result = take_output(&mut outputs, key);
             if self.on_sequence_done(now, key, range, result, &mut events).is_some() {
                 finished.push(key);
             }
@@ -76,39 +85,36 @@ impl DecodeCore {
         result: Result<Option<StepOutput>, &Refused>,
         events: &mut Events,
     ) -> Option<FinishReason> {
-        let sequence = self.sequences.get_mut(&key).expect("a sequence in a step stays until the step is over");
-        sequence.in_step = false;
-        if sequence.ended {
-            self.release_if_unused(key);
+        if self.release_ended(key) {
             return None;
         }
-        let is_last_chunk = range.end == sequence.num_tokens();
+        let sequence = self.sequences.get(&key).expect("a sequence in a step stays until the step is over");
+        let is_last_chunk = range.end == sequence.tokens.len();
         let output = self.check_output(key, is_last_chunk, result)?;
         let sequence = self.sequences.get_mut(&key)?;
-        sequence.num_computed_tokens = range.end;
-        if let Some(local) = &mut sequence.local {
-            local.prompt_logprobs.extend(output.prompt_logprobs);
-        }
+        sequence.kv.num_computed_tokens = range.end;
         let is_prompt = sequence.is_prompt();
+        if let Origin::Submitted(prompt) = &mut sequence.origin {
+            prompt.prompt_logprobs.extend(output.prompt_logprobs);
+        }
         self.complete_blocks(key);
-        let Some((token, logprobs)) = output.sampled else {
-            self.tell_progress(now, key);
-            return None;
-        };
-        match is_prompt {
-            true => self.on_first_token(now, key, token, logprobs),
-            false => self.on_token(key, token, logprobs, events),
+        match output.sampled {
+            Some((token, logprobs)) if is_prompt => self.on_first_token(now, key, token, logprobs),
+            Some((token, logprobs)) => self.on_token(key, token, logprobs, events),
+            None => {
+                self.tell_progress(now, key);
+                None
+            }
         }
     }
 
     /// Tells the conductor now and then that tokens which are no news to it are computed.
     fn tell_progress(&mut self, now: Instant, key: RequestKey) {
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
-        let Some(handed_off) = &sequence.handed_off else { return };
-        if now >= sequence.told + PROGRESS_INTERVAL {
-            sequence.told = now;
-            let event = PrefillEvent::Progress { tokens: sequence.num_computed_tokens as u32 };
-            self.effects.push_back(DecodeEffect::EmitPrefill { conductor: handed_off.conductor, key, event });
+        if now >= sequence.last_progress + PROGRESS_INTERVAL {
+            sequence.last_progress = now;
+            let event = PrefillEvent::Progress { tokens: sequence.kv.num_computed_tokens as u32 };
+            self.effects.push_back(DecodeEffect::EmitPrefill { conductor: sequence.conductor, key, event });
         }
     }
 
@@ -149,33 +155,18 @@ impl DecodeCore {
         events: &mut Events,
     ) -> Option<FinishReason> {
         let sequence = self.sequences.get_mut(&key)?;
-        let handed_off = sequence.handed_off.as_mut()?;
-        Arc::make_mut(&mut handed_off.tokens).push(token);
-        let finish = handed_off.finish(sequence.max_total_tokens);
-        let told = std::mem::replace(&mut handed_off.first_token_told, true);
-        let wait = handed_off.first_step.map(|step| step.saturating_duration_since(handed_off.at));
-        let index = (handed_off.tokens.len() - sequence.prompt_tokens - 1) as u32;
-        let event = DecodeEvent::Token { index, token, logprobs, finish, queue: wait.filter(|_| !told) };
-        events.entry(handed_off.conductor).or_default().push((key, event));
+        let finish = sequence.push_token(token);
+        let index = (sequence.tokens.len() - sequence.lengths.prompt_tokens - 1) as u32;
+        let event = DecodeEvent::Token { index, token, logprobs, finish, queue: sequence.queue.take() };
+        events.entry(sequence.conductor).or_default().push((key, event));
         finish
     }
 
     /// Makes the blocks that are full shareable.
     pub(super) fn complete_blocks(&mut self, key: RequestKey) {
         let block_tokens = self.config.model.block_tokens();
-        let Some(sequence) = self.sequences.get_mut(&key).filter(|sequence| !sequence.is_other_class) else { return };
-        let Some(handed_off) = &sequence.handed_off else { return };
-        let full = sequence.num_computed_tokens / block_tokens;
-        for index in sequence.num_complete_blocks..full {
-            let parent = index.checked_sub(1).map(|parent| sequence.hashes[parent]);
-            if index == sequence.hashes.len() {
-                let tokens = &handed_off.tokens[index * block_tokens..(index + 1) * block_tokens];
-                sequence.hashes.push(handed_off.hasher.next(parent, tokens));
-            }
-            self.pool.complete(sequence.blocks[index], sequence.hashes[index], parent);
-            self.stores.queue(&self.pool, sequence.hashes[index], parent);
-        }
-        sequence.num_complete_blocks = sequence.num_complete_blocks.max(full);
+        let Some(sequence) = self.sequences.get_mut(&key).filter(|sequence| !sequence.is_other_class()) else { return };
+        sequence.kv.complete(&sequence.tokens, &sequence.hasher, block_tokens, &mut self.pool, &mut self.stores);
         self.start_stores();
     }
 
@@ -204,30 +195,30 @@ impl DecodeCore {
             if self.running.len() >= self.config.max_running {
                 return;
             }
-            if self.is_loading(key) {
-                continue;
-            }
-            let has_blocks = self.sequences.get(&key).is_some_and(|sequence| sequence.phase == Phase::Waiting);
-            // If one finds none, those behind it do not take what it waits for.
-            let has_room = has_blocks || !self.lacks_room && self.find_room(now, key);
+            let has_room = match self.phase(key) {
+                Some(Phase::Loading(_)) => continue,
+                Some(Phase::Waiting) => true,
+                // If one finds none, those behind it do not take what it waits for.
+                _ => !self.lacks_room && self.find_room(now, key),
+            };
             self.lacks_room |= !has_room;
             // What comes from the tier first lets it join later.
-            if has_room && !self.is_loading(key) {
+            if has_room && !matches!(self.phase(key), Some(Phase::Loading(_))) {
                 self.waiting.remove(&turn);
                 self.join(now, key);
             }
         }
     }
 
-    fn is_loading(&self, key: RequestKey) -> bool {
-        self.sequences.get(&key).is_some_and(|sequence| sequence.loading.is_some())
+    fn phase(&self, key: RequestKey) -> Option<&Phase> {
+        self.sequences.get(&key).map(|sequence| &sequence.phase)
     }
 
     fn join(&mut self, now: Instant, key: RequestKey) {
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
         sequence.phase = Phase::Running;
-        if let Some(handed_off) = &mut sequence.handed_off {
-            handed_off.first_step.get_or_insert(now);
+        if let Some(since) = sequence.queued_since.take() {
+            sequence.queue = Some(now.saturating_duration_since(since));
         }
         self.running.push(key);
     }
@@ -260,7 +251,7 @@ impl DecodeCore {
             return None;
         }
         // A partial prefill goes through the layers, with its tokens together.
-        let sequence = self.sequences.get_mut(&key).filter(|sequence| sequence.tail.is_none())?;
+        let sequence = self.sequences.get(&key).filter(|sequence| sequence.partial_prefill().is_none())?;
         let remaining = sequence.remaining_tokens();
         let share = if remaining == 1 { 1 } else { remaining.min(*budget) };
         if share == 0 {
@@ -269,7 +260,6 @@ impl DecodeCore {
         if remaining > 1 {
             *budget -= share;
         }
-        sequence.in_step = true;
-        sequence.step_sequence(key, share)
+        Some(sequence.step_sequence(key, share))
     }
 }

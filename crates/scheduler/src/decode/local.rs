@@ -1,16 +1,17 @@
 //! Prompts that a decode node computes itself, in chunks of a mixed batch: those too short to
 //! disturb it, and all of them if no prefill node is left.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_kv_cache::{BlockHasher, Reservation};
+use baton_kv_cache::BlockHasher;
 use baton_types::{
     ErrorKind, FinishReason, KvTransfer, PrefillEvent, PrefillJob, Refused, RequestKey, TokenId, TokenLogprobs,
 };
 
-use super::{DecodeCore, DecodeEffect, HandedOff, Outcome, Phase, Sequence};
+use super::kv::SequenceKv;
+use super::sequence::{Lengths, Origin, Phase, Sequence};
+use super::{DecodeCore, DecodeEffect, Outcome};
 
 /// What only a prompt that is computed here has.
 #[derive(Debug)]
@@ -27,7 +28,7 @@ impl DecodeCore {
     pub fn on_submit(&mut self, now: Instant, job: PrefillJob) {
         let key = job.key;
         let conductor = job.conductor;
-        if self.sequences.contains_key(&key) {
+        if self.is_here(key) {
             return;
         }
         if job.is_migration {
@@ -47,56 +48,29 @@ impl DecodeCore {
     }
 
     pub(super) fn local_sequence(&mut self, now: Instant, job: PrefillJob) -> Result<Sequence, Refused> {
-        let max_total_tokens = self.check_job(&job)?;
+        let lengths = self.check_job(&job)?;
         let hasher = BlockHasher::new(self.config.model.layout.fingerprint(), &job.salt);
         let hashes = hasher.chain(&job.tokens, self.config.model.layout.block_tokens);
-        let handed_off = HandedOff {
-            conductor: job.conductor,
-            at: now,
-            tokens: Arc::new(job.tokens.to_vec()),
-            sampling: job.sampling.clone(),
-            hasher,
-            first_step: None,
-            // It has no wait of its own between a handoff and its first step.
-            first_token_told: true,
-        };
+        let prompt = LocalPrompt { submitted: now, started: None, prompt_logprobs: Vec::new() };
         Ok(Sequence {
-            grant: None,
-            is_other_class: false,
             turn: self.next_turn(),
-            prompt_tokens: job.tokens.len() - job.output_tokens as usize,
-            given_tokens: job.tokens.len(),
-            max_tokens: job.sampling.max_tokens,
-            max_total_tokens,
-            hashes,
-            blocks: Arc::default(),
-            held_blocks: 0,
-            head_blocks: 0,
-            reservation: Reservation::none(),
-            pushes: BTreeSet::new(),
-            arrived_bytes: 0,
-            expected_bytes: 0,
-            handed_off: Some(handed_off),
+            origin: if job.is_migration { Origin::Migrated } else { Origin::Submitted(prompt) },
+            conductor: job.conductor,
+            lengths,
+            tokens: Arc::new(job.tokens.to_vec()),
+            sampling: job.sampling,
+            hasher,
+            kv: SequenceKv::new(hashes),
             phase: Phase::Preempted,
-            num_computed_tokens: 0,
-            num_complete_blocks: 0,
-            local: (!job.is_migration).then(|| LocalPrompt {
-                submitted: now,
-                started: None,
-                prompt_logprobs: Vec::new(),
-            }),
-            tail: None,
-            loading: None,
-            fetch: None,
-            offered: None,
-            told: now,
-            in_step: false,
-            ended: false,
+            queued_since: None,
+            queue: None,
+            last_offer: None,
+            last_progress: now,
         })
     }
 
-    /// Most tokens of prompt and output together, if the job can be taken.
-    fn check_job(&self, job: &PrefillJob) -> Result<usize, Refused> {
+    /// The lengths of the sequence, if the job can be taken.
+    fn check_job(&self, job: &PrefillJob) -> Result<Lengths, Refused> {
         let refuse = |kind, message| Err(Refused { kind, message });
         let model = &self.config.model;
         let tokens = job.tokens.len();
@@ -129,27 +103,26 @@ impl DecodeCore {
             );
             return refuse(ErrorKind::Invalid, message);
         }
-        let open = self.sequences.len();
+        let open = self.num_requests();
         let limit = self.config.max_running + self.config.max_waiting;
         if open >= limit {
             let message = format!("{open} sequences are granted, waiting or running, as many as may");
             return refuse(ErrorKind::Overloaded, message);
         }
-        Ok(max_total_tokens)
+        Ok(Lengths { prompt_tokens: prompt, given_tokens: tokens, max_total_tokens })
     }
 
     /// A sequence got its blocks: if its prompt is computed here and this is the first time, its
     /// conductor hears it.
     pub(super) fn on_local_started(&mut self, now: Instant, key: RequestKey) {
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
-        let cached_tokens = sequence.num_computed_tokens as u32;
-        let (Some(local), Some(handed_off)) = (&mut sequence.local, &sequence.handed_off) else { return };
-        if local.started.replace(now).is_some() {
+        let Origin::Submitted(prompt) = &mut sequence.origin else { return };
+        if prompt.started.replace(now).is_some() {
             return;
         }
-        let queue = now.saturating_duration_since(local.submitted);
-        let event = PrefillEvent::Started { queue, cached_tokens };
-        self.effects.push_back(DecodeEffect::EmitPrefill { conductor: handed_off.conductor, key, event });
+        let queue = now.saturating_duration_since(prompt.submitted);
+        let event = PrefillEvent::Started { queue, cached_tokens: sequence.kv.num_computed_tokens as u32 };
+        self.effects.push_back(DecodeEffect::EmitPrefill { conductor: sequence.conductor, key, event });
     }
 
     /// The first token drawn of a prompt that was computed here; tells why it is the last one, if
@@ -162,13 +135,11 @@ impl DecodeCore {
         logprobs: Option<TokenLogprobs>,
     ) -> Option<FinishReason> {
         let sequence = self.sequences.get_mut(&key)?;
-        let local = sequence.local.as_mut()?;
-        let handed_off = sequence.handed_off.as_mut()?;
-        Arc::make_mut(&mut handed_off.tokens).push(token);
-        let finish = handed_off.finish(sequence.max_total_tokens);
-        let conductor = handed_off.conductor;
-        let compute = local.started.map_or(Duration::ZERO, |started| now.saturating_duration_since(started));
-        let prompt_logprobs = std::mem::take(&mut local.prompt_logprobs);
+        let finish = sequence.push_token(token);
+        let conductor = sequence.conductor;
+        let Origin::Submitted(prompt) = &mut sequence.origin else { return finish };
+        let compute = prompt.started.map_or(Duration::ZERO, |started| now.saturating_duration_since(started));
+        let prompt_logprobs = std::mem::take(&mut prompt.prompt_logprobs);
         let event = PrefillEvent::FirstToken { token, logprobs, prompt_logprobs, finish, compute };
         self.effects.push_back(DecodeEffect::EmitPrefill { conductor, key, event });
         if finish.is_none() {
@@ -181,9 +152,8 @@ impl DecodeCore {
 
     /// Before its first token the request is its prefill's, afterwards its decoding's.
     pub(super) fn end_local(&mut self, key: RequestKey, refused: &Refused) -> bool {
-        let Some(sequence) = self.sequences.get(&key).filter(|sequence| !sequence.ended) else { return false };
-        let Some(handed_off) = sequence.handed_off.as_ref().filter(|_| sequence.is_prompt()) else { return false };
-        let conductor = handed_off.conductor;
+        let Some(sequence) = self.sequences.get(&key).filter(|sequence| sequence.is_prompt()) else { return false };
+        let conductor = sequence.conductor;
         let event = PrefillEvent::Failed(refused.clone());
         self.effects.push_back(DecodeEffect::EmitPrefill { conductor, key, event });
         self.end(key, Outcome::Failed, None);

@@ -16,15 +16,20 @@ use std::time::{Duration, Instant};
 
 use baton_types::{ErrorKind, FetchReport, FetchSource, PrefillJob, Refused, RequestKey};
 
-use super::{DecodeCore, DecodeEffect, Outcome, Phase, Sequence};
+use super::sequence::{Origin, Phase, Sequence};
+use super::{DecodeCore, DecodeEffect, Outcome};
 use crate::prefill::FetchedBytes;
 
 /// Blocks on their way here.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Fetch {
     /// Which of the sequence's.
     blocks: Range<usize>,
     asked: Instant,
+}
+
+fn nothing_fetched(elapsed: Duration, failure: Option<Refused>) -> FetchReport {
+    FetchReport { tokens: 0, bytes: 0, transport: String::new(), elapsed, failure }
 }
 
 impl Sequence {
@@ -32,10 +37,10 @@ impl Sequence {
     /// tokens would be the same there. If the prompt is of another KV compatibility class they
     /// might not be, and some may come from both nodes.
     fn is_offered(&self, draining: bool) -> bool {
-        let waits = self.phase == Phase::Preempted || draining && matches!(self.phase, Phase::Waiting | Phase::Running);
+        let waits = self.phase == Phase::Preempted || draining && self.has_blocks();
         // What migrated here has an output, whether or not a token was drawn since.
-        let has_migrated = self.grant.is_none() && self.local.is_none();
-        waits && !self.ended && !self.is_other_class && (has_migrated || self.num_tokens() > self.given_tokens)
+        let has_migrated = matches!(self.origin, Origin::Migrated);
+        waits && !self.is_other_class() && (has_migrated || self.tokens.len() > self.lengths.given_tokens)
     }
 }
 
@@ -46,16 +51,13 @@ impl DecodeCore {
         if self.waiting.is_empty() && !self.draining {
             return;
         }
-        for (&key, sequence) in &mut self.sequences {
-            let Some(handed_off) = sequence.handed_off.as_ref().filter(|_| sequence.is_offered(self.draining)) else {
-                continue;
-            };
-            let last = sequence.offered.filter(|last| now < *last + self.config.offer_every);
+        for (&key, sequence) in self.sequences.iter_mut().filter(|(_, sequence)| sequence.is_offered(self.draining)) {
+            let last = sequence.last_offer.filter(|last| now < *last + self.config.offer_every);
             if last.is_none() {
-                let output_tokens = (handed_off.tokens.len() - sequence.prompt_tokens) as u32;
-                self.effects.push_back(DecodeEffect::Offer { conductor: handed_off.conductor, key, output_tokens });
+                let output_tokens = (sequence.tokens.len() - sequence.lengths.prompt_tokens) as u32;
+                self.effects.push_back(DecodeEffect::Offer { conductor: sequence.conductor, key, output_tokens });
             }
-            let last = *sequence.offered.insert(last.unwrap_or(now));
+            let last = *sequence.last_offer.insert(last.unwrap_or(now));
             let due = last + self.config.offer_every;
             self.next_offer = Some(self.next_offer.map_or(due, |next| next.min(due)));
         }
@@ -70,7 +72,7 @@ impl DecodeCore {
         if self.lacks_room || !self.waiting_grants.is_empty() {
             return refuse(ErrorKind::Overloaded, "others wait for room".into());
         }
-        let coming = self.sequences.values().filter(|sequence| sequence.phase == Phase::Fetching && !sequence.ended);
+        let coming = self.sequences.values().filter(|sequence| matches!(sequence.phase, Phase::Fetching(_)));
         let occupied = self.running.len() + self.waiting.len() + coming.count();
         let slots = self.config.max_running;
         if occupied >= slots {
@@ -96,7 +98,7 @@ impl DecodeCore {
     }
 
     fn slot(&mut self, key: RequestKey, sequence: Sequence) -> Result<(), Refused> {
-        let tokens = sequence.num_tokens();
+        let tokens = sequence.tokens.len();
         self.sequences.insert(key, sequence);
         if self.take_room(key).is_some() {
             return Ok(());
@@ -109,49 +111,43 @@ impl DecodeCore {
     fn bring(&mut self, now: Instant, key: RequestKey, source: Option<FetchSource>) {
         let block_tokens = self.config.model.block_tokens();
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
-        let held = sequence.num_complete_blocks;
+        let held = sequence.kv.num_complete_blocks;
         let there = source.as_ref().map_or(0, |source| source.tokens as usize / block_tokens);
         let end = there.min(sequence.reusable_blocks(block_tokens));
         let Some(source) = source.filter(|_| end > held) else {
-            let nothing =
-                FetchReport { tokens: 0, bytes: 0, transport: String::new(), elapsed: Duration::ZERO, failure: None };
-            return self.on_taken(now, key, nothing);
+            return self.on_taken(now, key, nothing_fetched(Duration::ZERO, None));
         };
-        sequence.phase = Phase::Fetching;
-        sequence.fetch = Some(Fetch { blocks: held..end, asked: now });
-        let block_hashes = sequence.hashes[held..end].into();
-        let destinations = sequence.blocks[held..end].to_vec();
+        sequence.phase = Phase::Fetching(Fetch { blocks: held..end, asked: now });
+        let block_hashes = sequence.kv.hashes[held..end].into();
+        let destinations = sequence.kv.blocks[held..end].to_vec();
         self.effects.push_back(DecodeEffect::Fetch { key, source, block_hashes, destinations });
     }
 
     /// The other node agreed, and has the first `blocks` of the blocks asked for.
     pub fn on_fetch_begun(&mut self, key: RequestKey, blocks: usize) {
-        if let Some(fetch) = self.sequences.get_mut(&key).and_then(|sequence| sequence.fetch.as_mut()) {
+        if let Some(Phase::Fetching(fetch)) = self.sequences.get_mut(&key).map(|sequence| &mut sequence.phase) {
             fetch.blocks.end = fetch.blocks.end.min(fetch.blocks.start + blocks);
         }
     }
 
     /// The blocks are here, or will not come: nothing is written into them any more.
     pub fn on_fetch_done(&mut self, now: Instant, key: RequestKey, result: Result<FetchedBytes, Refused>) {
-        let block_tokens = self.config.model.block_tokens();
-        let Some(sequence) = self.sequences.get_mut(&key) else { return };
-        let Some(fetch) = sequence.fetch.take() else { return };
-        if sequence.ended {
-            self.release_if_unused(key);
+        if self.release_ended(key) {
             return self.plan_step(now);
         }
+        let block_tokens = self.config.model.block_tokens();
+        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        let Phase::Fetching(fetch) = &sequence.phase else { return };
         let elapsed = now.saturating_duration_since(fetch.asked);
         let report = match result {
             Ok(FetchedBytes { bytes, transport }) => {
                 let tokens = fetch.blocks.len() * block_tokens;
-                sequence.num_computed_tokens = fetch.blocks.end * block_tokens;
+                sequence.kv.num_computed_tokens = fetch.blocks.end * block_tokens;
                 self.prefix_hits += tokens as u64;
                 self.prefix_hits_fetched += tokens as u64;
                 FetchReport { tokens: tokens as u32, bytes, transport, elapsed, failure: None }
             }
-            Err(refused) => {
-                FetchReport { tokens: 0, bytes: 0, transport: String::new(), elapsed, failure: Some(refused) }
-            }
+            Err(refused) => nothing_fetched(elapsed, Some(refused)),
         };
         self.complete_blocks(key);
         self.on_taken(now, key, report);
@@ -162,11 +158,10 @@ impl DecodeCore {
     fn on_taken(&mut self, now: Instant, key: RequestKey, report: FetchReport) {
         let block_tokens = self.config.model.block_tokens();
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
-        let Some(handed_off) = &sequence.handed_off else { return };
         sequence.phase = Phase::Waiting;
         self.waiting.insert(sequence.turn, key);
-        let conductor = handed_off.conductor;
-        let held = sequence.num_computed_tokens / block_tokens;
+        let conductor = sequence.conductor;
+        let held = sequence.kv.num_computed_tokens / block_tokens;
         self.effects.push_back(DecodeEffect::AnswerMigration { conductor, key, result: Ok(report) });
         self.start_load(now, key, held);
         self.plan_step(now);
@@ -175,22 +170,21 @@ impl DecodeCore {
     /// Whether a reader is to go on with a sequence that is here: under another attempt of the
     /// request.
     pub(super) fn is_migrating(&self, reader: RequestKey) -> bool {
-        self.sequences.keys().any(|key| key.request == reader.request && key.attempt != reader.attempt)
+        let mut here = self.granted.keys().chain(self.sequences.keys()).chain(self.ended.keys());
+        here.any(|key| key.request == reader.request && key.attempt != reader.attempt)
     }
 
     /// A sequence that is not taken yet, and younger.
     pub(super) fn arriving_younger_than(&self, turn: u64) -> Option<RequestKey> {
-        let arriving = |sequence: &Sequence| sequence.phase == Phase::Fetching && !sequence.ended;
+        let arriving = |sequence: &Sequence| matches!(sequence.phase, Phase::Fetching(_));
         let found = self.sequences.iter().find(|(_, sequence)| sequence.turn > turn && arriving(sequence));
         found.map(|(key, _)| *key)
     }
 
     /// A sequence is not taken after all; its blocks come free when the fetch is over.
     pub(super) fn refuse_migration(&mut self, key: RequestKey, refused: Refused) {
-        let Some(handed_off) = self.sequences.get(&key).and_then(|sequence| sequence.handed_off.as_ref()) else {
-            return;
-        };
-        let conductor = handed_off.conductor;
+        let Some(sequence) = self.sequences.get(&key) else { return };
+        let conductor = sequence.conductor;
         self.effects.push_back(DecodeEffect::AnswerMigration { conductor, key, result: Err(refused) });
         self.end(key, Outcome::Failed, None);
     }

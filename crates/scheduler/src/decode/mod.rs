@@ -16,7 +16,9 @@
 mod batch;
 mod effect;
 mod grant;
+mod handoff;
 mod integrity;
+mod kv;
 mod local;
 mod migration;
 mod partial_prefill;
@@ -25,6 +27,7 @@ mod sequence;
 mod step_time;
 mod tier;
 mod tombstones;
+mod waiting_grant;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
@@ -45,10 +48,11 @@ pub use effect::DecodeEffect;
 pub(crate) use partial_prefill::slice_layers;
 
 use batch::RunningStep;
-use grant::{GrantRecord, WaitingGrant};
-use sequence::{HandedOff, Phase, Sequence};
+use grant::{GrantRecord, Granted};
+use sequence::{Phase, Sequence};
 use step_time::RecentStepTime;
 use tombstones::{Outcome, Tombstones};
+use waiting_grant::WaitingGrant;
 
 /// What decides on a decode node: grants, arrivals, handoffs, the running batch and its room, the
 /// prefix cache of its arena.
@@ -56,7 +60,11 @@ use tombstones::{Outcome, Tombstones};
 pub struct DecodeCore {
     config: DecodeConfig,
     pool: BlockPool,
+    /// Requests that have a grant, and are not handed off yet.
+    granted: BTreeMap<RequestKey, Granted>,
     sequences: BTreeMap<RequestKey, Sequence>,
+    /// Sequences whose outcome is told: the engine, the tier or a fetch still uses their blocks.
+    ended: BTreeMap<RequestKey, Sequence>,
     grants: BTreeMap<GrantId, GrantRecord>,
     /// Grants that are asked for and that there is no room for, first come, first served.
     waiting_grants: VecDeque<WaitingGrant>,
@@ -65,7 +73,7 @@ pub struct DecodeCore {
     waiting: BTreeMap<u64, RequestKey>,
     running: Vec<RequestKey>,
     /// Partial prefills, the oldest first.
-    tails: Vec<RequestKey>,
+    partial_prefills: Vec<RequestKey>,
     step: Option<RunningStep>,
     step_time: RecentStepTime,
     tombstones: Tombstones,
@@ -98,7 +106,7 @@ impl DecodeCore {
     /// A core with an empty arena.
     pub fn new(config: DecodeConfig) -> Result<Self, InvalidConfig> {
         config.validate()?;
-        let mut pool = BlockPool::with_eviction(config.model.layout.num_blocks, config.max_kv_events, config.eviction);
+        let mut pool = BlockPool::new(config.model.layout.num_blocks, config.max_kv_events);
         pool.keep_below_to_itself();
         let stores = Stores::new(config.max_stores);
         let leases = Leases::new(config.max_leases, config.lease_ttl);
@@ -106,12 +114,14 @@ impl DecodeCore {
         Ok(Self {
             config,
             pool,
+            granted: BTreeMap::new(),
             sequences: BTreeMap::new(),
+            ended: BTreeMap::new(),
             grants: BTreeMap::new(),
             waiting_grants: VecDeque::new(),
             waiting: BTreeMap::new(),
             running: Vec::new(),
-            tails: Vec::new(),
+            partial_prefills: Vec::new(),
             step: None,
             step_time: RecentStepTime::default(),
             tombstones,
@@ -147,14 +157,15 @@ impl DecodeCore {
 
     /// What the node is doing now.
     pub fn load(&self) -> Load {
-        let kv_tokens: usize =
-            self.running.iter().filter_map(|key| self.sequences.get(key)).map(Sequence::num_tokens).sum();
-        let live = self.sequences.values().filter(|sequence| !sequence.ended);
-        let prompts = live.clone().filter(|sequence| sequence.is_prompt() || sequence.tail.is_some());
+        let running = self.running.iter().filter_map(|key| self.sequences.get(key));
+        let kv_tokens: usize = running.map(|sequence| sequence.tokens.len()).sum();
+        let is_queued = |sequence: &&Sequence| sequence.is_prompt() || sequence.partial_prefill().is_some();
+        let queued = self.sequences.values().filter(is_queued);
+        let live = self.granted.len() + self.sequences.len() + self.waiting_grants.len();
         Load {
             running: self.running.len() as u32,
-            waiting: (live.count() + self.waiting_grants.len()).saturating_sub(self.running.len()) as u32,
-            queued_tokens: prompts.map(|sequence| sequence.remaining_tokens() as u64).sum(),
+            waiting: live.saturating_sub(self.running.len()) as u32,
+            queued_tokens: queued.map(|sequence| sequence.remaining_tokens() as u64).sum(),
             kv_tokens: kv_tokens as u64,
             preemptions: self.preemptions,
             blocks_ssd: self.pool.len_below() as u32,
@@ -174,12 +185,14 @@ impl DecodeCore {
     /// How far a request is: `granted`, `waiting`, `preempted`, `migrating` here or `running`;
     /// `None` if it is not here, or over.
     pub fn stage(&self, key: RequestKey) -> Option<&'static str> {
-        let sequence = self.sequences.get(&key).filter(|sequence| !sequence.ended)?;
-        Some(match sequence.phase {
-            Phase::Granted => "granted",
-            Phase::Waiting => "waiting",
+        if self.granted.contains_key(&key) {
+            return Some("granted");
+        }
+        Some(match self.sequences.get(&key)?.phase {
+            Phase::Receiving => "granted",
+            Phase::Waiting | Phase::Loading(_) => "waiting",
             Phase::Preempted => "preempted",
-            Phase::Fetching => "migrating",
+            Phase::Fetching(_) => "migrating",
             Phase::Running => "running",
         })
     }
@@ -187,7 +200,16 @@ impl DecodeCore {
     /// Whether nothing is granted, waits, runs or is read by others.
     pub fn is_idle(&self) -> bool {
         let nothing_waits = self.waiting_grants.is_empty() && self.leases.is_empty() && self.stores.is_idle();
-        self.sequences.is_empty() && self.grants.is_empty() && self.step.is_none() && nothing_waits
+        self.num_requests() == 0 && self.grants.is_empty() && self.step.is_none() && nothing_waits
+    }
+
+    /// Whether a request is here, also if it has ended and its blocks are in use.
+    fn is_here(&self, key: RequestKey) -> bool {
+        self.granted.contains_key(&key) || self.sequences.contains_key(&key) || self.ended.contains_key(&key)
+    }
+
+    fn num_requests(&self) -> usize {
+        self.granted.len() + self.sequences.len() + self.ended.len()
     }
 
     /// Up to `max` changes of the prefix cache that were not told yet, or a snapshot if they ran
@@ -218,8 +240,7 @@ impl DecodeCore {
     /// A conductor is gone: its sequences are aborted. Grants that were not handed off yet do not
     /// know their conductor; the prefill node releases them, or they expire.
     pub fn on_conductor_lost(&mut self, now: Instant, conductor: ConductorId) {
-        let of = |sequence: &Sequence| sequence.handed_off.as_ref().map(|handed_off| handed_off.conductor);
-        let lost = self.sequences.iter().filter(|(_, sequence)| of(sequence) == Some(conductor));
+        let lost = self.sequences.iter().filter(|(_, sequence)| sequence.conductor == conductor);
         for key in lost.map(|(key, _)| *key).collect::<Vec<_>>() {
             self.end(key, Outcome::Aborted, None);
         }
@@ -245,9 +266,9 @@ impl DecodeCore {
     /// have stalled end.
     pub fn on_wakeup(&mut self, now: Instant) {
         while let Some(key) = self.deadlines.pop_due(now) {
-            let Some(sequence) = self.sequences.get(&key) else { continue };
-            let arrived = sequence.arrived_bytes;
-            let expected = sequence.expected_bytes;
+            let Some(grant) = self.live_grant(key) else { continue };
+            let arrived = grant.arrived_bytes;
+            let expected = grant.expected_bytes;
             let message = format!("{arrived} of {expected} bytes came, and no more within {:?}", self.config.grant_ttl);
             self.end(key, Outcome::Failed, Some(failed(ErrorKind::Unavailable, message)));
         }
@@ -275,14 +296,13 @@ impl DecodeCore {
         let id = GrantId(self.next_grant);
         self.next_grant += 1;
         let migrates = self.is_migrating(request.key);
-        let effect = match self.draining && !migrates {
-            true => self.leases.refuse_draining(&request),
-            false => {
-                // Who takes a sequence off this node reads its blocks once, and is not one of those
-                // that come without end.
-                let wanted = self.wanted_blocks().filter(|_| !migrates);
-                self.leases.open(now, &mut self.pool, id, request, (wanted, migrates))
-            }
+        let effect = if self.draining && !migrates {
+            self.leases.refuse_draining(&request)
+        } else {
+            // Who takes a sequence off this node reads its blocks once, and is not one of those
+            // that come without end.
+            let wanted = self.wanted_blocks().filter(|_| !migrates);
+            self.leases.open(now, &mut self.pool, id, request, (wanted, migrates))
         };
         self.effects.push_back(DecodeEffect::Lease(effect));
     }
@@ -298,29 +318,42 @@ impl DecodeCore {
     /// Ends a request, wherever it is. `event` goes to its conductor if it was handed off. What
     /// ended already, or is not here, stays as it is.
     fn end(&mut self, key: RequestKey, outcome: Outcome, event: Option<DecodeEvent>) {
-        let Some(sequence) = self.sequences.get_mut(&key).filter(|sequence| !sequence.ended) else { return };
-        sequence.ended = true;
-        if sequence.fetch.is_some() {
-            self.effects.push_back(DecodeEffect::CancelFetch { key });
-        }
-        let conductor = sequence.handed_off.as_ref().map(|handed_off| handed_off.conductor);
-        if let (Some(event), Some(conductor)) = (event, conductor) {
-            self.effects.push_back(DecodeEffect::Emit { conductor, events: vec![(key, event)] });
+        if let Some(granted) = self.granted.remove(&key) {
+            self.release_receiving(&granted.grant, granted.kv);
+        } else if let Some(sequence) = self.sequences.remove(&key) {
+            self.end_sequence(key, sequence, event);
+        } else {
+            return;
         }
         self.deadlines.clear(key);
-        self.waiting.retain(|_, other| *other != key);
-        self.running.retain(|other| *other != key);
         self.tombstones.put(key, outcome);
-        self.release_if_unused(key);
     }
 
-    /// Releases the blocks of a sequence that ended, once they are no longer in use.
-    fn release_if_unused(&mut self, key: RequestKey) {
-        let unused = |sequence: &Sequence| sequence.ended && sequence.is_untouched();
-        if self.sequences.get(&key).is_some_and(unused)
-            && let Some(sequence) = self.sequences.remove(&key)
-        {
-            self.release_under_grant(sequence);
+    fn end_sequence(&mut self, key: RequestKey, sequence: Sequence, event: Option<DecodeEvent>) {
+        if let Phase::Fetching(_) = sequence.phase {
+            self.effects.push_back(DecodeEffect::CancelFetch { key });
         }
+        let conductor = sequence.conductor;
+        self.effects.extend(event.map(|event| DecodeEffect::Emit { conductor, events: vec![(key, event)] }));
+        self.waiting.remove(&sequence.turn);
+        self.running.retain(|other| *other != key);
+        if self.is_in_use(key, &sequence) {
+            self.ended.insert(key, sequence);
+        } else {
+            self.release_sequence(sequence);
+        }
+    }
+
+    /// Whether the engine, the tier or a fetch has something to do with a sequence's blocks.
+    fn is_in_use(&self, key: RequestKey, sequence: &Sequence) -> bool {
+        let is_in_step = self.step.as_ref().is_some_and(|step| step.keys().any(|other| other == key));
+        is_in_step || matches!(sequence.phase, Phase::Loading(_) | Phase::Fetching(_))
+    }
+
+    /// What used the blocks of a sequence that ended is done with them. `false`: it has not ended.
+    fn release_ended(&mut self, key: RequestKey) -> bool {
+        let Some(sequence) = self.ended.remove(&key) else { return false };
+        self.release_sequence(sequence);
+        true
     }
 }

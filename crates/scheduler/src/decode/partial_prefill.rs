@@ -20,8 +20,9 @@ use std::ops::Range;
 
 use baton_types::{ErrorKind, FinishReason, GrantRequest, Refused, RequestKey};
 
+use super::DecodeCore;
 use super::batch::Events;
-use super::{DecodeCore, Phase, Sequence};
+use super::sequence::{Origin, Phase, Sequence};
 use crate::step::{StepOutput, StepSlice};
 
 /// As many may have begun before another one does, if one of them can go on: each keeps its tokens'
@@ -53,10 +54,6 @@ pub(super) struct PartialPrefill {
 }
 
 impl PartialPrefill {
-    pub(super) fn new(from: usize) -> Self {
-        Self { from, layers: 0, hidden: Vec::new() }
-    }
-
     pub(super) fn from(&self) -> usize {
         self.from
     }
@@ -70,95 +67,92 @@ pub(super) struct RunningSlice {
 }
 
 impl Sequence {
-    /// Layers of the prefill node's part that are here whole, the first so many.
-    fn head_layers(&self, num_layers: u32) -> u32 {
-        if self.phase != Phase::Granted {
-            return num_layers;
-        }
-        let in_order = self.pushes.iter().zip(0..).take_while(|(push, number)| push.number() == *number);
-        in_order.last().map_or(0, |(push, _)| push.layers().min(num_layers))
+    /// Layers that a partial prefill can go through now: of the prefill node's part they are here.
+    fn next_layers(&self, num_layers: u32) -> Option<Range<u32>> {
+        let grant = self.grant()?;
+        let layers = grant.partial_prefill.as_ref()?.layers..grant.whole_layers(num_layers);
+        let is_on = matches!(self.phase, Phase::Receiving | Phase::Running);
+        (is_on && !layers.is_empty()).then_some(layers)
+    }
+
+    fn has_begun(&self) -> bool {
+        self.partial_prefill().is_some_and(|partial_prefill| partial_prefill.layers > 0)
     }
 }
 
 impl DecodeCore {
-    /// The first token of the part that is computed here, if this node computes the partial prefill
-    /// that was asked for. `held` leading blocks are in the cache.
-    pub(super) fn accept_partial_prefill(&self, request: &GrantRequest, held: usize) -> Option<usize> {
+    /// The partial prefill that was asked for, if this node computes it. So many leading blocks are
+    /// cached.
+    pub(super) fn accept_partial_prefill(&self, request: &GrantRequest, cached: usize) -> Option<PartialPrefill> {
         let block_tokens = self.config.model.block_tokens();
         let from = request.tokens().checked_sub(request.partial_prefill_tokens as usize)?;
         let is_asked =
             request.partial_prefill_tokens > 0 && from.is_multiple_of(block_tokens) && !request.is_other_class;
-        let is_worth_it = from > held * block_tokens;
-        (is_asked && is_worth_it).then_some(from)
+        let is_worth_it = from > cached * block_tokens;
+        (is_asked && is_worth_it).then(|| PartialPrefill { from, layers: 0, hidden: Vec::new() })
     }
 
     /// Drops those that are over.
-    pub(super) fn prune_tails(&mut self) {
-        let sequences = &self.sequences;
-        self.tails.retain(|key| sequences.get(key).is_some_and(|it| it.tail.is_some() && !it.ended));
+    pub(super) fn prune_partial_prefills(&mut self) {
+        let mut keys = std::mem::take(&mut self.partial_prefills);
+        keys.retain(|key| self.live_grant(*key).is_some_and(|grant| grant.partial_prefill.is_some()));
+        self.partial_prefills = keys;
     }
 
     /// The next layers of the oldest partial prefill that can get on.
     pub(super) fn next_slice(&mut self) -> Option<StepSlice> {
-        self.prune_tails();
+        self.prune_partial_prefills();
         let num_layers = self.config.model.layout.num_layers;
-        let has_begun = |key: &&RequestKey| {
-            self.sequences.get(key).and_then(|it| it.tail.as_ref()).is_some_and(|tail| tail.layers > 0)
-        };
-        let can_go_on = |key: &&RequestKey| {
-            let Some(sequence) = self.sequences.get(key) else { return false };
-            let is_on = matches!(sequence.phase, Phase::Granted | Phase::Running) && sequence.handed_off.is_some();
-            let behind = |tail: &PartialPrefill| tail.layers < sequence.head_layers(num_layers);
-            is_on && !sequence.in_step && sequence.tail.as_ref().is_some_and(behind)
-        };
-        let begun = || self.tails.iter().filter(has_begun);
-        let may_begin = begun().count() < MAX_BEGUN || !begun().any(|key| can_go_on(&key));
-        let key = *self.tails.iter().filter(|key| may_begin || has_begun(key)).find(can_go_on)?;
+        let has_begun = |key: &&RequestKey| self.sequences.get(key).is_some_and(Sequence::has_begun);
+        let can_go_on =
+            |key: &&RequestKey| self.sequences.get(key).is_some_and(|it| it.next_layers(num_layers).is_some());
+        let begun = self.partial_prefills.iter().filter(has_begun);
+        let may_begin = begun.clone().count() < MAX_BEGUN || !begun.clone().any(|key| can_go_on(&key));
+        let key = *self.partial_prefills.iter().filter(|key| may_begin || has_begun(key)).find(can_go_on)?;
         let sequence = self.sequences.get_mut(&key)?;
-        let tokens = sequence.given_tokens - sequence.tail.as_ref()?.from;
-        let here = sequence.head_layers(num_layers);
-        let part = sequence.step_sequence(key, tokens)?;
+        let layers = sequence.next_layers(num_layers)?;
+        let tokens = sequence.remaining_tokens();
+        let part = sequence.step_sequence(key, tokens);
         let most = slice_layers(self.config.prompt_budget as u32, num_layers, tokens as u32);
-        sequence.in_step = true;
-        let tail = sequence.tail.as_mut()?;
-        let layers = tail.layers..here.min(tail.layers + most);
-        Some(StepSlice { sequence: part, layers, hidden: std::mem::take(&mut tail.hidden) })
+        let partial_prefill = sequence.grant_mut()?.partial_prefill.as_mut()?;
+        Some(StepSlice {
+            sequence: part,
+            layers: layers.start..layers.end.min(layers.start + most),
+            hidden: std::mem::take(&mut partial_prefill.hidden),
+        })
     }
 
     /// Takes in what a step gave for its slice; tells why the first token is the last one, if it
     /// is.
     pub(super) fn on_slice_done(
         &mut self,
-        RunningSlice { key, layers }: &RunningSlice,
+        slice: &RunningSlice,
         result: Result<Option<StepOutput>, &Refused>,
         events: &mut Events,
     ) -> Option<FinishReason> {
-        let key = *key;
-        let sequence = self.sequences.get_mut(&key).expect("a sequence in a step stays until the step is over");
-        sequence.in_step = false;
-        if sequence.ended {
-            self.release_if_unused(key);
+        let key = slice.key;
+        if self.release_ended(key) {
             return None;
         }
-        let is_last = layers.end == self.config.model.layout.num_layers;
+        let is_last = slice.layers.end == self.config.model.layout.num_layers;
         let output = self.check_output(key, is_last, result)?;
         let sequence = self.sequences.get_mut(&key)?;
+        let Origin::Granted(grant) = &mut sequence.origin else { return None };
         let Some((token, logprobs)) = output.sampled else {
-            if let Some(tail) = &mut sequence.tail {
-                tail.layers = layers.end;
-                tail.hidden = output.hidden;
-            }
+            let partial_prefill = grant.partial_prefill.as_mut()?;
+            partial_prefill.layers = slice.layers.end;
+            partial_prefill.hidden = output.hidden;
             return None;
         };
-        if sequence.phase == Phase::Granted {
-            let arrived = sequence.arrived_bytes;
-            let expected = sequence.expected_bytes;
+        if !grant.is_complete() {
+            let arrived = grant.arrived_bytes;
+            let expected = grant.expected_bytes;
             let message = format!("all layers were said to be here with {arrived} of {expected} bytes");
             self.fail(key, Refused { kind: ErrorKind::DataLoss, message });
             return None;
         }
-        sequence.tail = None;
-        sequence.num_computed_tokens = sequence.given_tokens;
+        grant.partial_prefill = None;
+        sequence.kv.num_computed_tokens = sequence.lengths.given_tokens;
         self.complete_blocks(key);
         self.on_token(key, token, logprobs, events)
     }

@@ -7,12 +7,22 @@
 //! all that came later. The oldest one is never preempted, so one always gets on. Meanwhile another
 //! decode node may take it: `migration.rs`.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use baton_types::{BlockId, ErrorKind, Refused, RequestKey};
 
-use super::{DecodeCore, Phase, Sequence};
+use super::DecodeCore;
+use super::sequence::{Origin, Phase, Sequence};
+
+/// What a sequence without blocks needs to run.
+struct Room {
+    /// Blocks that are cached.
+    cached: Vec<BlockId>,
+    /// Blocks to allocate beside them.
+    missing: usize,
+    /// Blocks that it leaves for the next tokens of all.
+    spare: usize,
+}
 
 impl DecodeCore {
     /// Every running sequence gets the blocks of its next tokens, the oldest first; if there are
@@ -32,17 +42,12 @@ impl DecodeCore {
     /// Whether the next token of a sequence has no block for its KV.
     pub(super) fn lacks_block(&self, key: RequestKey) -> bool {
         let block_tokens = self.config.model.block_tokens();
-        self.sequences.get(&key).is_some_and(|sequence| sequence.blocks.len() * block_tokens < sequence.num_tokens())
+        let lacks = |sequence: &Sequence| sequence.kv.blocks.len() * block_tokens < sequence.tokens.len();
+        self.sequences.get(&key).is_some_and(lacks)
     }
 
     fn grow(&mut self, key: RequestKey) -> bool {
-        let Some(sequence) = self.sequences.get_mut(&key) else { return false };
-        let block = match sequence.reservation.blocks() {
-            0 => self.pool.allocate(1).ok().and_then(|blocks| blocks.first().copied()),
-            _ => Some(self.pool.allocate_reserved(&mut sequence.reservation)),
-        };
-        Arc::make_mut(&mut sequence.blocks).extend(block);
-        block.is_some()
+        self.sequences.get_mut(&key).is_some_and(|sequence| sequence.kv.grow(&mut self.pool))
     }
 
     /// Takes the blocks of the youngest sequence that is younger than `key`, or of itself if it is
@@ -50,62 +55,60 @@ impl DecodeCore {
     /// ones hold until their grant is fenced comes free by itself.
     fn preempt_younger(&mut self, key: RequestKey) -> bool {
         let Some(turn) = self.sequences.get(&key).map(|sequence| sequence.turn) else { return false };
-        let younger = |sequence: &&Sequence| sequence.turn > turn && !sequence.ended && !sequence.blocks.is_empty();
         if let Some(arriving) = self.arriving_younger_than(turn) {
             let message = "those who were here before need the room".to_owned();
             self.refuse_migration(arriving, Refused { kind: ErrorKind::Overloaded, message });
         }
         // What such a one has comes free once its fetch is over.
-        if self.sequences.values().any(|sequence| sequence.ended && sequence.fetch.is_some()) {
+        if self.ended.values().any(|sequence| matches!(sequence.phase, Phase::Fetching(_))) {
             return false;
         }
-        let victims = self.sequences.values().filter(younger).filter(|sequence| self.can_give_way(sequence));
-        let victim = match victims.max_by_key(|sequence| sequence.turn).map(|sequence| sequence.turn) {
+        let is_younger = |sequence: &Sequence| sequence.turn > turn && !sequence.kv.blocks.is_empty();
+        let younger = self.sequences.iter().filter(|(_, sequence)| is_younger(sequence));
+        let victims = younger.clone().filter(|(_, sequence)| self.can_be_preempted(sequence));
+        let youngest = victims.max_by_key(|(_, sequence)| sequence.turn).map(|(victim, _)| *victim);
+        let younger_keeps_blocks = younger.count() > 0 || self.granted.values().any(|granted| granted.turn > turn);
+        let victim = match youngest {
+            None if younger_keeps_blocks || !self.may_preempt_itself(key) => return false,
+            None => key,
             Some(youngest) => youngest,
-            None if self.sequences.values().any(|sequence| younger(&sequence)) => return false,
-            None => turn,
-        };
-        // An older one that runs, or has blocks and waits for a slot: else none would get on.
-        let is_older = |sequence: &Sequence| sequence.turn < turn && !sequence.ended;
-        let goes_on = |sequence: &Sequence| matches!(sequence.phase, Phase::Waiting | Phase::Running);
-        if victim == turn && !self.sequences.values().any(|sequence| is_older(sequence) && goes_on(sequence)) {
-            return false;
-        }
-        let victim = self.sequences.iter().find(|(_, sequence)| sequence.turn == victim).map(|(key, _)| *key);
-        let Some(victim) = victim.filter(|victim| self.sequences.get(victim).is_some_and(|it| self.can_give_way(it)))
-        else {
-            return false;
         };
         self.preempt(victim);
         true
     }
 
+    /// Whether the youngest sequence may be preempted: an older one runs, or has blocks and waits
+    /// for a slot. Else none would get on.
+    fn may_preempt_itself(&self, key: RequestKey) -> bool {
+        let Some(sequence) = self.sequences.get(&key) else { return false };
+        let older_goes_on = |other: &Sequence| other.turn < sequence.turn && other.has_blocks();
+        self.can_be_preempted(sequence) && self.sequences.values().any(older_goes_on)
+    }
+
     /// Whether a sequence's blocks could be used at once: nothing writes them any more.
-    fn can_give_way(&self, sequence: &Sequence) -> bool {
-        let fenced = sequence.grant.is_none_or(|grant| !self.grants.contains_key(&grant));
-        matches!(sequence.phase, Phase::Waiting | Phase::Running) && sequence.is_untouched() && fenced
+    fn can_be_preempted(&self, sequence: &Sequence) -> bool {
+        let is_fenced = sequence.grant().is_none_or(|grant| !self.grants.contains_key(&grant.id));
+        matches!(sequence.phase, Phase::Waiting | Phase::Running) && is_fenced
     }
 
     fn preempt(&mut self, key: RequestKey) {
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
-        let blocks = std::mem::take(&mut sequence.blocks);
-        let promised = std::mem::replace(&mut sequence.reservation, baton_kv_cache::Reservation::none());
-        sequence.phase = Phase::Preempted;
         // All of it is computed here now.
-        sequence.is_other_class = false;
-        sequence.offered = None;
-        sequence.num_computed_tokens = 0;
-        sequence.num_complete_blocks = 0;
-        sequence.tail = None;
-        if let Some(local) = sequence.local.as_mut() {
-            local.prompt_logprobs.clear();
+        match &mut sequence.origin {
+            Origin::Granted(grant) => {
+                grant.is_other_class = false;
+                grant.partial_prefill = None;
+            }
+            Origin::Submitted(prompt) => prompt.prompt_logprobs.clear(),
+            Origin::Migrated => {}
         }
+        sequence.phase = Phase::Preempted;
+        sequence.last_offer = None;
+        sequence.kv.release(&mut self.pool);
         self.waiting.insert(sequence.turn, key);
         self.running.retain(|other| *other != key);
         self.preemptions += 1;
         self.lacks_room = true;
-        self.pool.cancel_reservation(promised);
-        self.pool.release(&blocks);
     }
 
     /// Gives a sequence without blocks those of all its tokens, as far as there is room for them
@@ -122,34 +125,30 @@ impl DecodeCore {
     /// The same, of the arena alone: how many leading blocks were here, or `None` if there is no
     /// room.
     pub(super) fn take_room(&mut self, key: RequestKey) -> Option<usize> {
-        let (matched, missing, spare) = self.room_for(self.sequences.get(&key)?);
-        self.pool.check_fits(&matched, missing.saturating_add(spare)).ok()?;
-        self.pool.acquire(&matched);
-        let Ok(new) = self.pool.allocate(missing) else {
-            self.pool.release(&matched);
+        let room = self.room_for(self.sequences.get(&key)?);
+        self.pool.check_fits(&room.cached, room.missing.saturating_add(room.spare)).ok()?;
+        self.pool.acquire(&room.cached);
+        let Ok(new) = self.pool.allocate(room.missing) else {
+            self.pool.release(&room.cached);
             return None;
         };
         let sequence = self.sequences.get_mut(&key)?;
-        let held = matched.len();
-        sequence.num_complete_blocks = held;
-        sequence.num_computed_tokens = held * self.config.model.block_tokens();
-        sequence.blocks = Arc::new(matched.into_iter().chain(new).collect());
-        self.prefix_queries += sequence.num_tokens() as u64;
-        self.prefix_hits += sequence.num_computed_tokens as u64;
+        let held = room.cached.len();
+        sequence.kv.set_blocks(room.cached, new, self.config.model.block_tokens());
+        self.prefix_queries += sequence.tokens.len() as u64;
+        self.prefix_hits += sequence.kv.num_computed_tokens as u64;
         Some(held)
     }
 
-    /// Blocks of a sequence that are here, how many are not, and how many more it leaves for the
-    /// next tokens of all.
-    fn room_for(&self, sequence: &Sequence) -> (Vec<BlockId>, usize, usize) {
+    fn room_for(&self, sequence: &Sequence) -> Room {
+        let layout = &self.config.model.layout;
         let reusable = sequence.reusable_blocks(self.config.model.block_tokens());
-        let matched = self.pool.match_prefix(&sequence.hashes[..reusable]);
-        let missing = self.config.model.layout.blocks_for(sequence.num_tokens()) - matched.len();
-        let rest =
-            self.config.model.layout.blocks_for(sequence.max_total_tokens - 1).saturating_sub(missing + matched.len());
+        let cached = self.pool.match_prefix(&sequence.kv.hashes[..reusable]);
+        let now = layout.blocks_for(sequence.tokens.len());
+        let later = layout.blocks_for(sequence.lengths.max_total_tokens - 1).saturating_sub(now);
         // Alone it may take all there is.
-        let spare = if self.running.is_empty() { 0 } else { self.running.len() + self.config.growth_blocks.min(rest) };
-        (matched, missing, spare)
+        let spare = if self.running.is_empty() { 0 } else { self.running.len() + self.config.growth_blocks.min(later) };
+        Room { missing: now - cached.len(), cached, spare }
     }
 
     /// Blocks that must be free or cached before the first in line for room has it; `None` if none
@@ -157,8 +156,8 @@ impl DecodeCore {
     pub(super) fn wanted_blocks(&self) -> Option<usize> {
         let waiting = self.waiting.values().filter_map(|key| self.sequences.get(key));
         if let Some(first) = waiting.into_iter().find(|sequence| sequence.phase == Phase::Preempted) {
-            let (matched, missing, spare) = self.room_for(first);
-            return Some(self.pool.count_cached(&matched) + missing + spare);
+            let room = self.room_for(first);
+            return Some(self.pool.count_cached(&room.cached) + room.missing + room.spare);
         }
         let stands = self.running.iter().any(|key| self.lacks_block(*key));
         if stands { Some(1) } else { self.asked_blocks() }

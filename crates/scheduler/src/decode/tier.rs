@@ -13,7 +13,8 @@ use std::time::Instant;
 use baton_kv_cache::BlockPool;
 use baton_types::{ErrorKind, Refused, RequestKey};
 
-use super::{DecodeCore, DecodeEffect, Phase};
+use super::sequence::Phase;
+use super::{DecodeCore, DecodeEffect};
 use crate::tier::{AVOIDED_FOR, Books, Stores, TierEffect, stored_after};
 
 impl Books for DecodeCore {
@@ -39,16 +40,15 @@ impl DecodeCore {
     pub(super) fn start_load(&mut self, now: Instant, key: RequestKey, held: usize) -> bool {
         let block_tokens = self.config.model.block_tokens();
         let Some(sequence) = self.sequences.get_mut(&key) else { return false };
-        let reusable = &sequence.hashes[..sequence.reusable_blocks(block_tokens)];
+        let reusable = &sequence.kv.hashes[..sequence.reusable_blocks(block_tokens)];
         let stored = stored_after(&self.pool, reusable, held);
         if stored == 0 || self.tier_avoided_until.is_some_and(|until| now < until) {
             return false;
         }
         let blocks = held..held + stored;
-        let hashes = sequence.hashes[blocks.clone()].to_vec();
-        let destinations = sequence.blocks[blocks.clone()].to_vec();
-        sequence.loading = Some(blocks);
-        sequence.phase = Phase::Waiting;
+        let hashes = sequence.kv.hashes[blocks.clone()].to_vec();
+        let destinations = sequence.kv.blocks[blocks.clone()].to_vec();
+        sequence.phase = Phase::Loading(blocks);
         self.effects.push_back(DecodeEffect::Tier(TierEffect::Load { key, hashes, destinations }));
         true
     }
@@ -56,17 +56,18 @@ impl DecodeCore {
     /// So many leading blocks of those asked for are here, or none is: nothing is written into the
     /// others any more.
     pub fn on_load_done(&mut self, now: Instant, key: RequestKey, result: Result<usize, Refused>) {
-        let block_tokens = self.config.model.block_tokens();
-        let Some(sequence) = self.sequences.get_mut(&key) else { return };
-        let Some(loading) = sequence.loading.take() else { return };
-        if sequence.ended {
-            self.release_if_unused(key);
+        if self.release_ended(key) {
             return self.plan_step(now);
         }
+        let block_tokens = self.config.model.block_tokens();
+        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        let Phase::Loading(loading) = &sequence.phase else { return };
+        let loading = loading.clone();
+        sequence.phase = Phase::Waiting;
         match result {
             Ok(blocks) => {
                 let blocks = blocks.min(loading.len());
-                sequence.num_computed_tokens = (loading.start + blocks) * block_tokens;
+                sequence.kv.num_computed_tokens = (loading.start + blocks) * block_tokens;
                 self.prefix_hits += (blocks * block_tokens) as u64;
                 self.prefix_hits_ssd += (blocks * block_tokens) as u64;
                 self.complete_blocks(key);
