@@ -94,7 +94,7 @@ class Pages(unittest.TestCase):
             "helm -n serving install baton ./helm/baton -f my.yaml --waits",
             "helm -n serving install baton ./helm/baton -f my.yaml --set prefil.replicas=2",
             "helm -n serving upgrade baton ./helm/baton -f my.yaml",
-            "helm -n serving install baton ./helm/baton -f my.yaml\nhelm -n serving test nobody",
+            "helm -n serving install baton ./helm/baton -f my.yaml\nhelm -n serving test absent",
             "kubectl -n serving create secret generic hf-token --from-file=token=./nowhere",
             "kubectl -n serving get pods",
         ):
