@@ -24,7 +24,7 @@ use baton_transfer_engine::{
     ArrivalReceiver, FakeNetwork, SegmentDescriptor, SegmentId, TransferConfig, TransferEngine, TransferError,
     TransportChoice, TransportKind,
 };
-use baton_types::{NodeId, NodeInfo, NodeProfile, NodeRole};
+use baton_types::{KvLayout, NodeId, NodeInfo, NodeProfile, NodeRole};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tonic::service::Routes;
@@ -111,7 +111,7 @@ async fn serve<R: Role>(settings: Settings) -> anyhow::Result<()> {
     start_upkeep(telemetry, &node.tasks);
     // Who reads that it serves may end it at once.
     let signals = Signals::new()?;
-    announce(&node.info, node.http, node.transfer.local_addr());
+    announce(&node);
 
     wait_and_drain(node.grace, signals, &node.tasks, &node.shutdown).await
 }
@@ -136,6 +136,8 @@ pub(crate) struct Serving {
     pub http: SocketAddr,
     /// Its transfer engine.
     pub transfer: TransferEngine,
+    /// The transports that it offers.
+    pub transports: String,
     /// How long its drain may take.
     pub grace: Duration,
     /// Where its tasks live.
@@ -178,6 +180,7 @@ pub(crate) async fn start<R: Role>(mut settings: Settings, around: Around) -> an
     let LoadedModel { engine, grammars, .. } = model;
     let (segment, descriptor) = transfer.register(engine.arena().region().clone()).context("registering the arena")?;
     let view = TransferView::new(transfer.clone(), &descriptor);
+    let transports = view.transports();
     let model = ModelConfig {
         layout: engine.arena().layout().clone(),
         context_length: info.context_length,
@@ -232,7 +235,7 @@ pub(crate) async fn start<R: Role>(mut settings: Settings, around: Around) -> an
     };
     start_loop(node_loop, &tasks);
     conductors.into_iter().for_each(|conductor| start_registration(conductor, &info, &tasks, Arc::clone(&clock)));
-    Ok(Serving { info, http, transfer, grace, tasks, shutdown })
+    Ok(Serving { info, http, transfer, transports, grace, tasks, shutdown })
 }
 
 async fn wait_and_drain(
@@ -359,6 +362,10 @@ fn load_model(
     let mut engine = given.map_or_else(|| load_engine(settings, role, played), Ok)?;
     let grammars = load_grammars(settings)?;
     check_shared(settings.transport, &*engine)?;
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    if let Err(problem) = check_memory(settings, engine.arena().layout(), &meminfo) {
+        tracing::warn!(%problem, "the KV cache is larger than this machine's memory");
+    }
     // Of compute, so by the machine's clock.
     let began = baton_runtime::now();
     let profile = match played {
@@ -369,6 +376,23 @@ fn load_model(
     let profile = NodeProfile { chunk_tokens, ..profile };
     tracing::debug!(elapsed = ?began.elapsed(), ?profile, "profiled");
     Ok(LoadedModel { engine, grammars, profile })
+}
+
+/// If a KV arena is larger than the machine's memory, the process is killed once the cache fills.
+/// `meminfo` is what the kernel says of the memory, as in `/proc/meminfo`.
+fn check_memory(settings: &Settings, layout: &KvLayout, meminfo: &str) -> Result<(), BadSetting> {
+    let arena_bytes = layout.arena_bytes() as u64;
+    let Some(memory_bytes) = total_memory(meminfo).filter(|memory| arena_bytes > *memory) else { return Ok(()) };
+    let key = setting_of(settings, "kv_capacity");
+    let value = if key == "cache_blocks" { settings.cache_blocks.into() } else { settings.cache_bytes };
+    let problem = format!("{value}, an arena of {arena_bytes} bytes, but this machine has {memory_bytes} bytes");
+    Err(BadSetting::invalid(key, problem))
+}
+
+/// Bytes.
+fn total_memory(meminfo: &str) -> Option<u64> {
+    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    total.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Loads what the settings name. Prints how far it is: who started this process shows it.
@@ -600,22 +624,54 @@ fn start_upkeep(telemetry: Telemetry, tasks: &TaskSet) {
 }
 
 /// One line on stdout: who started this process reads where it listens.
-fn announce(info: &NodeInfo, http: SocketAddr, transfer: SocketAddr) {
+fn announce(Serving { info, http, transfer, transports, .. }: &Serving) {
     let grpc = info.address.trim_start_matches("http://");
+    let transfer = transfer.local_addr();
     let ready = serde_json::json!({
         "role": info.role.as_str(), "node": info.node.as_str(), "grpc": grpc, "http": http.to_string(), "transfer": transfer.to_string(),
     });
     println!("READY {ready}");
-    tracing::info!(node = %info.node, grpc, %http, %transfer, "serving");
+    tracing::info!(node = %info.node, grpc, %http, %transfer, transports, "serving");
 }
 
 #[cfg(test)]
 mod tests {
+    use baton_types::KvDtype;
+
     use super::*;
 
     fn said(settings: &Settings, error: EngineError) -> String {
         let error = not_loaded(settings, error);
         error.downcast_ref::<BadSetting>().map_or_else(|| format!("not a setting: {error:#}"), ToString::to_string)
+    }
+
+    #[test]
+    fn kv_cache_larger_than_memory_is_named_by_its_setting() {
+        // 32 blocks of 4 KiB.
+        let layout = KvLayout {
+            model: 7,
+            num_layers: 2,
+            num_kv_heads: 1,
+            head_dim: 32,
+            block_tokens: 16,
+            dtype: KvDtype::F16,
+            num_blocks: 32,
+        };
+        let settings = Settings { cache_bytes: 140_000, ..Settings::default() };
+        let checked = |settings: &Settings, kib: u32| {
+            let meminfo = format!(
+                "MemTotal:      {kib} kB
+MemFree:       3 kB
+"
+            );
+            check_memory(settings, &layout, &meminfo).map_err(|problem| problem.to_string())
+        };
+        assert_eq!(checked(&settings, 128), Ok(()));
+        let problem = "cache_bytes: 140000, an arena of 131072 bytes, but this machine has 130048 bytes";
+        assert_eq!(checked(&settings, 127), Err(problem.to_owned()));
+        let settings = Settings { cache_blocks: 32, ..settings };
+        assert!(checked(&settings, 127).unwrap_err().starts_with("cache_blocks: 32, an arena"));
+        assert!(check_memory(&settings, &layout, "MemTotal: much").is_ok(), "what is not known is not judged");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use baton_engine::KvArena;
 use baton_kv_cache::BlockHasher;
@@ -23,6 +24,8 @@ use crate::node::NodeParts;
 
 /// Threads that read at once. If they all wait for the disk, what it holds is computed.
 const MAX_LOADS: usize = 64;
+/// A disk that fails again and again is logged once in this time.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What the loop hears of its SSD, reads apart.
 #[derive(Debug)]
@@ -40,8 +43,49 @@ pub struct Ssd {
     clock: Arc<dyn Clock>,
     loads: Arc<Semaphore>,
     metrics: SsdMetrics,
-    /// Whether the last write failed: a disk that is full is told once.
-    failing: bool,
+    write_log: FailureLog,
+    read_log: LogLimit,
+}
+
+/// Lets a line into the log once per [`LOG_INTERVAL`].
+#[derive(Default)]
+struct LogLimit(Option<Instant>);
+
+impl LogLimit {
+    fn allows(&mut self, now: Instant) -> bool {
+        let is_due = self.0.is_none_or(|logged| now.saturating_duration_since(logged) >= LOG_INTERVAL);
+        if is_due {
+            self.0 = Some(now);
+        }
+        is_due
+    }
+}
+
+/// What the log says of writes.
+#[derive(Default)]
+struct FailureLog {
+    limit: LogLimit,
+    /// Failures since the last line.
+    failed: u64,
+    /// The last line says that writes fail.
+    is_failing: bool,
+}
+
+impl FailureLog {
+    /// A write failed. Whether to log it, and how many failed since the last line.
+    fn on_failure(&mut self, now: Instant) -> Option<u64> {
+        self.failed += 1;
+        if !self.limit.allows(now) {
+            return None;
+        }
+        self.is_failing = true;
+        Some(std::mem::take(&mut self.failed))
+    }
+
+    /// A write did not fail. Whether to log it.
+    fn on_success(&mut self) -> bool {
+        std::mem::take(&mut self.is_failing)
+    }
 }
 
 /// Names the setting that a store was refused for.
@@ -90,7 +134,15 @@ impl Ssd {
         let arena = parts.arena.clone();
         let clock = Arc::clone(&parts.clock);
         let loads = Arc::new(Semaphore::new(MAX_LOADS));
-        Ok(Self { store, arena, clock, loads, metrics: SsdMetrics::default(), failing: false })
+        Ok(Self {
+            store,
+            arena,
+            clock,
+            loads,
+            metrics: SsdMetrics::default(),
+            write_log: FailureLog::default(),
+            read_log: LogLimit::default(),
+        })
     }
 
     /// Carries out what the core decided. Gives back a load that has begun.
@@ -165,14 +217,14 @@ impl Ssd {
         match result {
             Ok(()) => {
                 self.metrics.written.increment(1);
-                if std::mem::take(&mut self.failing) {
+                if self.write_log.on_success() {
                     tracing::info!("the SSD tier stores blocks again");
                 }
             }
             Err(error) => {
                 self.metrics.write_errors.increment(1);
-                if !std::mem::replace(&mut self.failing, true) {
-                    tracing::warn!(%error, "the SSD tier cannot store a block; prompts are served without it");
+                if let Some(failed) = self.write_log.on_failure(self.clock.now()) {
+                    tracing::warn!(%error, failed, "the SSD tier cannot store a block; prompts are served without it");
                 }
             }
         }
@@ -227,7 +279,9 @@ impl Ssd {
     /// A read failed: its record is none any more.
     fn on_read_failed(&mut self, core: &mut impl TieredCore, record: &RecordRef, error: &StoreError) {
         self.metrics.read_errors.increment(1);
-        tracing::warn!(%error, hash = %record.hash(), "a block on the SSD is corrupt; recomputing it");
+        if self.read_log.allows(self.clock.now()) {
+            tracing::warn!(%error, hash = %record.hash(), "a block on the SSD is corrupt; recomputing it");
+        }
         if self.store.on_read_failed(record, error) {
             core.on_store_lost(record.hash());
         }
@@ -446,6 +500,21 @@ mod tests {
         let panicked = load.layers(&mut heard, &keeper, &CancellationToken::new()).await.unwrap_err();
         assert_eq!(panicked.kind, ErrorKind::Unavailable);
         assert!(told.try_recv().is_err());
+    }
+
+    #[test]
+    fn ssd_that_fails_and_recovers_is_logged_once_a_minute() {
+        let mut log = FailureLog::default();
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        assert!(!log.on_success(), "nothing has failed");
+        let failures: Vec<_> = (0..=60).filter_map(|seconds| log.on_failure(at(seconds))).collect();
+        assert_eq!(failures, [1, 60], "it fails every second");
+        assert!(log.on_success() && !log.on_success());
+        // It stores every other block.
+        let lines: Vec<_> = (61..=180).map(|seconds| (log.on_failure(at(seconds)), log.on_success())).collect();
+        let logged: Vec<_> = lines.into_iter().filter(|(fails, stores)| fails.is_some() || *stores).collect();
+        assert_eq!(logged, [(Some(60), true), (Some(60), true)]);
     }
 
     #[test]

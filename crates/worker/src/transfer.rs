@@ -20,11 +20,23 @@ impl TransferView {
         Self { engine, addresses: arena.transports.iter().map(address).collect() }
     }
 
+    /// The transports that this node offers, with commas, the best first.
+    pub fn transports(&self) -> String {
+        kinds(&self.addresses)
+    }
+
     /// What conductors are told of the transfers up to now.
     pub fn event(&self) -> Event {
         let report = TransferReport { addresses: self.addresses.clone(), paths: written(self.engine.paths()) };
         Event::Transfer((&report).into())
     }
+}
+
+fn kinds(addresses: &[TransferAddress]) -> String {
+    let mut kinds: Vec<_> = addresses.iter().map(|address| address.transport.as_str()).collect();
+    // RDMA has an address for each device.
+    kinds.dedup();
+    kinds.join(",")
 }
 
 /// The paths over which bytes have moved, one per peer: that of its latest start. Those with the
@@ -78,6 +90,13 @@ mod tests {
 
     fn seen(paths: Vec<PathReport>) -> Vec<(String, u64)> {
         written(paths).into_iter().map(|path| (path.node.to_string(), path.bytes)).collect()
+    }
+
+    #[test]
+    fn transport_of_several_devices_is_named_once() {
+        let address = |transport: &str| TransferAddress { transport: transport.into(), address: "a".into() };
+        assert_eq!(kinds(&["rdma", "rdma", "shm", "tcp"].map(address)), "rdma,shm,tcp");
+        assert_eq!(kinds(&[]), "");
     }
 
     #[test]

@@ -45,6 +45,7 @@ mod writer;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -63,6 +64,8 @@ use crate::{SegmentId, TransferError, TransportAddress, TransportChoice, Transpo
 
 /// Peers without connections are forgotten when there are more than this.
 const REMEMBERED_PEERS: usize = 64;
+/// Has an entry for each RDMA device of the machine, also if this process may not use it.
+const RDMA_DEVICES: &str = "/sys/class/infiniband";
 
 /// The transports between processes, of one engine.
 pub(crate) struct NetTransport {
@@ -129,7 +132,8 @@ fn listen_shm(host: &Arc<Host>, acceptor: &Acceptor) -> Result<Option<TransportA
             Ok(Some(TransportAddress { kind: TransportKind::Shm, address: address.to_string() }))
         }
         Err(error) if host.config.transport == TransportChoice::Auto => {
-            tracing::warn!(%error, "no transfers over shared memory");
+            let folder = host.config.shm_folder.as_deref().map(|folder| tracing::field::display(folder.display()));
+            tracing::warn!(%error, folder, "no transfers over shared memory");
             Ok(None)
         }
         Err(error) => Err(TransferError::Listen { address: "shared memory".into(), reason: error.to_string() }),
@@ -161,13 +165,21 @@ fn open_rdma(host: &Arc<Host>, acceptor: &Acceptor, control: &str) -> Result<Vec
             Ok(addresses.into_iter().map(address).collect())
         }
         Err(problem) if host.config.transport == TransportChoice::Auto => {
-            tracing::debug!(problem, "no transfers over rdma");
+            if has_entries(Path::new(RDMA_DEVICES)) {
+                tracing::warn!(problem, "no transfers over rdma, but this machine has RDMA devices");
+            } else {
+                tracing::debug!(problem, "no transfers over rdma");
+            }
             Ok(Vec::new())
         }
         Err(problem) => {
             Err(TransferError::Config { field: "transport", problem: format!("rdma, which cannot be had: {problem}") })
         }
     }
+}
+
+fn has_entries(folder: &Path) -> bool {
+    std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some())
 }
 
 fn accept_with(host: &Arc<Host>, name: &'static str, accept: impl Future<Output = ()> + Send + 'static) {
@@ -202,5 +214,19 @@ impl Transport for NetTransport {
 
     fn disconnect(&self) {
         self.peers().values().for_each(|peer| peer.disconnect());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machine_without_rdma_devices_is_told_from_one_with_them() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(!has_entries(&folder.path().join("infiniband")), "no driver is loaded");
+        assert!(!has_entries(folder.path()), "drivers are loaded, and there is no device");
+        std::fs::create_dir(folder.path().join("mlx5_0")).unwrap();
+        assert!(has_entries(folder.path()));
     }
 }
