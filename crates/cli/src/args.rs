@@ -52,7 +52,8 @@ pub enum Command {
     Generate(Box<GenerateArgs>),
     /// Talk with the model
     Chat(Box<ChatArgs>),
-    /// List the nodes: state, load, and the KV compatibility class within which they share cached KV
+    /// List the nodes: state, load, and the KV compatibility class within which they share cached
+    /// KV
     Nodes(NodesArgs),
     /// Drain a node and wait until it is empty. It accepts nothing new, and finishes or passes on
     /// what it has

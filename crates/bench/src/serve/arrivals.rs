@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn arrivals_end_at_duration_or_number_of_requests() {
-        assert_eq!(of("--rate 1").len(), DEFAULT_REQUESTS as usize);
+        assert_eq!(of("--rate 1").len(), 100);
         let all = of("--rate 100 --duration 10s");
         assert!((900..1100).contains(&all.len()) && all.iter().all(|one| one.due < Duration::from_secs(10)));
         assert_eq!(of("--rate 100 --duration 10s --requests 7").len(), 7);
