@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_kv_cache::EvictionKind;
 use baton_types::{ErrorKind, Generation, KvLayout, NodeId};
 
 /// A bound makes no sense.
@@ -133,6 +134,8 @@ pub struct PrefillConfig {
     pub lease_ttl: Duration,
     /// Most blocks that are being written to the SSD at once; 0 if there is none.
     pub max_stores: usize,
+    /// The order in which cached blocks are evicted.
+    pub eviction: EvictionKind,
     /// Prefix events kept until they are drained.
     pub max_kv_events: usize,
 }
@@ -156,6 +159,7 @@ impl PrefillConfig {
             max_leases: MAX_LEASES,
             lease_ttl: LEASE_TTL,
             max_stores: 0,
+            eviction: EvictionKind::default(),
             max_kv_events: 65_536,
         };
         config.with_chunk_tokens(512)
@@ -213,6 +217,8 @@ pub struct DecodeConfig {
     pub max_stores: usize,
     /// Requests remembered after their end, so that what comes late for them is refused.
     pub max_tombstones: usize,
+    /// The order in which cached blocks are evicted.
+    pub eviction: EvictionKind,
     /// Prefix events kept until they are drained.
     pub max_kv_events: usize,
 }
@@ -233,6 +239,7 @@ impl DecodeConfig {
             lease_ttl: LEASE_TTL,
             max_stores: 0,
             max_tombstones: 4096,
+            eviction: EvictionKind::default(),
             max_kv_events: 65_536,
         }
     }

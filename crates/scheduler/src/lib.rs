@@ -70,5 +70,5 @@ pub use request::{
 pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence, StepSlice};
 pub use tier::{TierEffect, TieredCore};
 
-pub use baton_kv_cache::{Applied, IntegrityError, KvEventBatch, NodeSlot, PrefixIndex, PrefixMatches};
+pub use baton_kv_cache::{Applied, EvictionKind, IntegrityError, KvEventBatch, NodeSlot, PrefixIndex, PrefixMatches};
 pub use baton_types::{Declared, DeclaredPrefill, RequestKey, named};

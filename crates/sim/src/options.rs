@@ -37,6 +37,8 @@ named! {
     Feature {
         /// Shorter prompts may pass longer ones in a prefill node's queue.
         ShortestFirst = "shortest-first",
+        /// Eviction by least hit density; without it, the least recently used block goes.
+        Lhd = "lhd",
         /// Decode nodes compute the last part of long prompts (partial prefill).
         PartialPrefill = "partial-prefill",
         /// Decode nodes compute short prompts.

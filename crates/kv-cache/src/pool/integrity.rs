@@ -28,9 +28,9 @@ impl BlockPool {
     /// order agree with the states, promises can be kept. Takes time in the size of the pool.
     pub fn check_integrity(&self) -> Result<(), IntegrityError> {
         self.check_free_list()?;
-        self.check_cached()?;
+        self.check_eviction()?;
         self.check_index()?;
-        let room = self.free.len() + self.cached.len();
+        let room = self.free.len() + self.eviction.len();
         ensure(self.reserved <= room, || format!("{} blocks promised, {room} free or cached", self.reserved))
     }
 
@@ -81,15 +81,15 @@ impl BlockPool {
         ensure(listed == free, || format!("{free} blocks are free, {listed} in the free list"))
     }
 
-    fn check_cached(&self) -> Result<(), IntegrityError> {
-        let listed: Vec<_> = self.cached.iter().collect();
+    fn check_eviction(&self) -> Result<(), IntegrityError> {
+        let listed = self.eviction.blocks();
         for &block in &listed {
             let state = self.state(block);
             ensure(state == BlockState::Cached, || format!("block {} can be evicted, but is {state:?}", block.0))?;
         }
         let cached = self.in_state(BlockState::Cached);
         let listed = listed.len();
-        let len = self.cached.len();
+        let len = self.eviction.len();
         ensure(listed == cached && listed == len, || format!("{cached} blocks cached, {listed} evictable"))
     }
 

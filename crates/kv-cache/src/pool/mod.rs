@@ -5,7 +5,7 @@
 //!   Free ───────────────▶ Mutable ──────────▶ Complete ───────────────────────▶ Cached
 //!    ▲ ▲                   ▲ │                    ▲                               │ │
 //!    │ │ allocate_receiving│ │ release            └────────── acquire ────────────┘ │
-//!    │ └──────▶ Receiving ─┘ └──▶ Free                             eviction, oldest first
+//!    │ └──────▶ Receiving ─┘ └──▶ Free                             eviction, by policy
 //!    │              │ quarantine                                                    │
 //!    └── fenced ── Quarantined                                    Free ◀────────────┘
 //! ```
@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use baton_types::{BlockHash, BlockId, ErrorKind, GrantId, KvEvent};
 
 use crate::event_log::{EventLog, KvEventBatch};
-use crate::lru::LruList;
+use crate::eviction::{EvictionKind, EvictionPolicy, Position};
 
 pub use integrity::IntegrityError;
 
@@ -121,8 +121,8 @@ pub struct BlockPool {
     /// Taken from the end, filled so that a fresh pool gives ascending ids, which coalesce on the
     /// wire.
     free: Vec<BlockId>,
-    /// The cached blocks, in the order in which they are evicted.
-    cached: LruList,
+    /// The order in which cached blocks are evicted.
+    eviction: Box<dyn EvictionPolicy>,
     index: HashMap<BlockHash, BlockId>,
     /// What a tier below this pool holds, with each block's parent: who hears the events does not
     /// care in which tier a block is.
@@ -135,13 +135,18 @@ pub struct BlockPool {
 
 impl BlockPool {
     /// A pool of `num_blocks` free blocks whose log keeps up to `event_capacity` events until they
-    /// are drained.
+    /// are drained. Evicts by the default policy.
     pub fn new(num_blocks: u32, event_capacity: usize) -> Self {
+        Self::with_eviction(num_blocks, event_capacity, EvictionKind::default())
+    }
+
+    /// As [`Self::new`], by a policy of the caller's choice.
+    pub fn with_eviction(num_blocks: u32, event_capacity: usize, eviction: EvictionKind) -> Self {
         let block = Block { state: BlockState::Free, identity: None };
         Self {
             blocks: vec![block; num_blocks as usize],
             free: (0..num_blocks).rev().map(BlockId).collect(),
-            cached: LruList::new(num_blocks),
+            eviction: eviction.policy(num_blocks),
             index: HashMap::new(),
             below: HashMap::new(),
             tells_below: true,
@@ -154,13 +159,13 @@ impl BlockPool {
     pub fn counts(&self) -> PoolCounts {
         let total = self.blocks.len();
         let free = self.free.len();
-        let cached = self.cached.len();
+        let cached = self.eviction.len();
         PoolCounts { total, free, cached, used: total - free - cached, reserved: self.reserved }
     }
 
     /// Blocks that can be allocated or reserved now.
     pub fn available(&self) -> usize {
-        self.free.len() + self.cached.len() - self.reserved
+        self.free.len() + self.eviction.len() - self.reserved
     }
 
     /// Whether `wanted` more blocks can be allocated or reserved after acquiring `matched`: those
@@ -196,6 +201,12 @@ impl BlockPool {
         hashes.iter().map_while(|hash| self.index.get(hash).copied()).collect()
     }
 
+    /// Whether a block with this hash is here.
+    #[cfg(test)]
+    pub(crate) fn has(&self, hash: BlockHash) -> bool {
+        self.index.contains_key(&hash)
+    }
+
     /// Becomes one more holder of complete or cached blocks.
     ///
     /// # Panics
@@ -203,15 +214,13 @@ impl BlockPool {
     pub fn acquire(&mut self, blocks: &[BlockId]) {
         for &block in blocks {
             match self.state(block) {
-                BlockState::Cached => {
-                    self.cached.remove(block);
-                    self.set(block, BlockState::Complete { refs: 1 });
-                }
+                BlockState::Cached => self.set(block, BlockState::Complete { refs: 1 }),
                 BlockState::Complete { refs } => self.set(block, BlockState::Complete { refs: refs + 1 }),
                 state => panic!("block {} is {state:?} and cannot be acquired", block.0),
             }
+            self.eviction.on_use(block);
         }
-        assert!(self.reserved <= self.free.len() + self.cached.len(), "acquired blocks that were promised to others");
+        assert!(self.reserved <= self.free.len() + self.eviction.len(), "acquired blocks that were promised to others");
     }
 
     /// Takes `n` blocks for one sequence to write into: free ones first, then cached ones.
@@ -262,6 +271,7 @@ impl BlockPool {
         self.index.insert(hash, block);
         let identity = Some(Identity { hash, parent });
         self.blocks[block.index()] = Block { state: BlockState::Complete { refs: 1 }, identity };
+        self.eviction.on_store(block, hash);
         if !self.is_told_below(&hash) {
             self.events.push(KvEvent::Stored { hash, parent });
         }
@@ -344,12 +354,12 @@ impl BlockPool {
     /// # Panics
     /// If no sequence holds a block.
     pub fn release(&mut self, blocks: &[BlockId]) {
-        for &block in blocks.iter().rev() {
+        for (&block, position) in blocks.iter().zip(Position::of_prompt(blocks.len())).rev() {
             match self.state(block) {
                 BlockState::Mutable => self.put_back(block),
                 BlockState::Complete { refs: 1 } => {
                     self.set(block, BlockState::Cached);
-                    self.cached.push(block);
+                    self.eviction.on_release(block, position);
                 }
                 BlockState::Complete { refs } => self.set(block, BlockState::Complete { refs: refs - 1 }),
                 state => panic!("block {} is {state:?} and cannot be released", block.0),
@@ -363,8 +373,8 @@ impl BlockPool {
         for hash in std::mem::take(&mut self.below).into_keys().filter(only_below) {
             self.events.push(KvEvent::Removed { hash });
         }
-        let all = self.index.len() == self.cached.len();
-        while let Some(block) = self.cached.pop() {
+        let all = self.index.len() == self.eviction.len();
+        while let Some(block) = self.eviction.evict() {
             let hash = self.forget(block);
             if !all {
                 self.events.push(KvEvent::Removed { hash });
@@ -403,7 +413,7 @@ impl BlockPool {
     }
 
     fn evict(&mut self) -> BlockId {
-        let block = self.cached.pop().expect("room was checked before");
+        let block = self.eviction.evict().expect("room was checked before");
         let hash = self.forget(block);
         if !self.is_told_below(&hash) {
             self.events.push(KvEvent::Removed { hash });

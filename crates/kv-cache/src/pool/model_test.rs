@@ -224,9 +224,10 @@ proptest! {
     #[test]
     fn block_pool_matches_model_under_random_operations(
         capacity in 0usize..12,
+        policy in prop::sample::select(&[EvictionKind::Lru, EvictionKind::Lhd][..]),
         operations in prop::collection::vec((0u8..9, any::<u8>()), 1..120),
     ) {
-        let mut pool = BlockPool::new(12, capacity);
+        let mut pool = BlockPool::with_eviction(12, capacity, policy);
         let mut naive = Naive::default();
         for (operation, a) in operations {
             step(&mut pool, &mut naive, operation, a);

@@ -106,7 +106,7 @@ impl DecodeCore {
     /// A core with an empty arena.
     pub fn new(config: DecodeConfig) -> Result<Self, InvalidConfig> {
         config.validate()?;
-        let mut pool = BlockPool::new(config.model.layout.num_blocks, config.max_kv_events);
+        let mut pool = BlockPool::with_eviction(config.model.layout.num_blocks, config.max_kv_events, config.eviction);
         pool.keep_below_to_itself();
         let stores = Stores::new(config.max_stores);
         let leases = Leases::new(config.max_leases, config.lease_ttl);

@@ -85,7 +85,7 @@ impl PrefillCore {
     /// A core with an empty arena.
     pub fn new(config: PrefillConfig) -> Result<Self, InvalidConfig> {
         config.validate()?;
-        let pool = BlockPool::new(config.model.layout.num_blocks, config.max_kv_events);
+        let pool = BlockPool::with_eviction(config.model.layout.num_blocks, config.max_kv_events, config.eviction);
         let leases = Leases::new(config.max_leases, config.lease_ttl);
         let stores = Stores::new(config.max_stores);
         Ok(Self {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use baton_profile::{CONTEXT_TOKENS, LAYER_GROUPS, ModelProfile};
 use baton_scheduler::{
-    ClusterConfig, DecodeConfig, DecodeCore, MAX_STORES, MAX_WAITING, ModelConfig, PrefillConfig, PrefillCore,
-    PromptsAtDecode,
+    ClusterConfig, DecodeConfig, DecodeCore, EvictionKind, MAX_STORES, MAX_WAITING, ModelConfig, PrefillConfig,
+    PrefillCore, PromptsAtDecode,
 };
 use baton_types::{Generation, KvDtype, KvLayout, NodeId, NodeInfo, NodeProfile, NodeRole};
 
@@ -22,6 +22,7 @@ pub(super) struct NodeConfig {
     layout: KvLayout,
     model: String,
     profile: NodeProfile,
+    eviction: EvictionKind,
     /// Blocks of the tier below the arena; 0 for none.
     pub ssd_blocks: u32,
     /// Whether sequences that wait for room are offered to other decode nodes.
@@ -60,6 +61,7 @@ impl NodeConfig {
             layout,
             model: profile.name.clone(),
             profile: node_profile,
+            eviction: if options.has(Feature::Lhd) { EvictionKind::Lhd } else { EvictionKind::Lru },
             ssd_blocks,
             migrates: options.has(Feature::Migration),
             cramped: options.is_cramped.then(|| Random::new(options.seed << 32 | (number as u64) << 1 | role as u64)),
@@ -102,6 +104,7 @@ impl NodeConfig {
         let config = PrefillConfig::new(info.node.clone(), info.generation, self.model());
         let mut config = config.with_chunk_tokens(self.profile.chunk_tokens);
         config.max_sequences_per_chunk = self.profile.max_running as usize;
+        config.eviction = self.eviction;
         config.max_stores = self.max_stores();
         if let Some(mut random) = self.cramped.clone() {
             config.token_budget = (1 + random.below(8) as usize) * 2 * self.layout.block_tokens as usize;
@@ -118,6 +121,7 @@ impl NodeConfig {
     pub(super) fn decode_core(&self) -> DecodeCore {
         let mut config = DecodeConfig::new(self.model());
         config.max_running = self.profile.max_running as usize;
+        config.eviction = self.eviction;
         config.max_stores = self.max_stores();
         if let Some(mut random) = self.cramped.clone() {
             config.max_running = 4 + random.below(30) as usize;

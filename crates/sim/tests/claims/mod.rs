@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_scheduler::AdmissionKind;
-use baton_sim::{ModelProfile, SimAdmission, SimOptions, SimPlacement, Summary, Trace, Window, simulate};
+use baton_sim::{Feature, ModelProfile, SimAdmission, SimOptions, SimPlacement, Summary, Trace, Window, simulate};
 
 /// A trace's file, and to what its timestamps are rounded.
 pub struct Source {
@@ -23,9 +23,11 @@ impl Runs {
     fn of(source: &Source, placement: SimPlacement, options: SimOptions) -> Self {
         let profile = ModelProfile::load("llama3-70b-a800").expect("a built-in profile");
         let trace = Trace::open(&source.path).unwrap_or_else(|error| panic!("{}: {error}", source.path.display()));
+        // The others evict as their papers say.
+        let without = (placement != SimPlacement::MIN_TOTAL_DELAY).then_some(Feature::Lhd);
         let summary = |seed| {
             let trace = trace.clone().played(None, source.rounded_to, seed);
-            let options = SimOptions { placement, seed, window: Window::SecondHalf, ..options };
+            let options = SimOptions { placement, without, seed, window: Window::SecondHalf, ..options };
             Summary::of(&simulate(&trace, &profile, &options), &options)
         };
         Self((1..=3).map(summary).collect())
