@@ -102,8 +102,8 @@ impl PathStats {
     pub(crate) fn new(node: &NodeId) -> Self {
         let peer = node.to_string();
         // Every fallback that may come, so that the first one raises its counter from 0.
-        for from in [TransportKind::Rdma, TransportKind::Shm] {
-            for to in [TransportKind::Shm, TransportKind::Tcp].into_iter().filter(|to| to.rank() > from.rank()) {
+        for from in TransportKind::between_processes() {
+            for to in TransportKind::between_processes().filter(|to| to.rank() > from.rank()) {
                 let from = from.as_str();
                 let to = to.as_str();
                 counter!(CHANGES, "peer" => peer.clone(), "from" => from, "to" => to).absolute(0);

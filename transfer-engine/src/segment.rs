@@ -51,9 +51,24 @@ impl TransportKind {
         }
     }
 
+    /// Those between processes, the best first.
+    pub(crate) fn between_processes() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|kind| kind.listener().is_some())
+    }
+
     /// Place among all, the best first.
     pub(crate) const fn rank(self) -> usize {
         self as usize
+    }
+
+    /// The kind whose listener its connections come to; `None`: it stays within a process.
+    pub(crate) const fn listener(self) -> Option<Self> {
+        match self {
+            // RDMA is set up over TCP.
+            Self::Rdma | Self::Tcp => Some(Self::Tcp),
+            Self::Shm => Some(Self::Shm),
+            Self::Fake => None,
+        }
     }
 
     pub(crate) const fn code(self) -> u8 {
@@ -69,6 +84,15 @@ impl TransportKind {
         Self::ALL.into_iter().find(|kind| kind.code() == code)
     }
 }
+
+// Metrics are found by rank.
+const _: () = {
+    let mut rank = 0;
+    while rank < TransportKind::ALL.len() {
+        assert!(TransportKind::ALL[rank].rank() == rank, "the enum and ALL have the same order");
+        rank += 1;
+    }
+};
 
 impl fmt::Display for TransportKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -94,14 +118,31 @@ impl TransportChoice {
             Self::Only(only) => only == kind,
         }
     }
+
+    /// Every choice of a user: auto, then the kinds between processes, the best first.
+    pub fn all() -> impl Iterator<Item = Self> {
+        std::iter::once(Self::Auto).chain(TransportKind::between_processes().map(Self::Only))
+    }
+
+    /// The names of all, for help and errors: `auto, rdma, shm or tcp`.
+    pub fn names() -> String {
+        let mut names: Vec<_> = Self::all().map(Self::as_str).collect();
+        let last = names.pop().unwrap_or_default();
+        format!("{} or {last}", names.join(", "))
+    }
+
+    /// `auto`, or the name of the kind.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Only(kind) => kind.as_str(),
+        }
+    }
 }
 
 impl fmt::Display for TransportChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Auto => f.write_str("auto"),
-            Self::Only(kind) => kind.fmt(f),
-        }
+        f.write_str(self.as_str())
     }
 }
 
@@ -109,13 +150,8 @@ impl FromStr for TransportChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "rdma" => Ok(Self::Only(TransportKind::Rdma)),
-            "shm" => Ok(Self::Only(TransportKind::Shm)),
-            "tcp" => Ok(Self::Only(TransportKind::Tcp)),
-            _ => Err(format!("'{text}', expected auto, rdma, shm or tcp")),
-        }
+        let found = Self::all().find(|choice| choice.as_str() == text);
+        found.ok_or_else(|| format!("'{text}', expected {}", Self::names()))
     }
 }
 

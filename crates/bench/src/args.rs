@@ -2,12 +2,12 @@
 
 use std::net::SocketAddr;
 
-use baton_transfer_engine::TransferConfig;
+use baton_transfer_engine::{TransferConfig, TransportChoice, TransportKind};
 use clap::builder::ArgPredicate::IsPresent;
 use clap::{Args, Subcommand};
 
 use crate::inference::EngineArgs;
-use crate::plan::{Carrier, Op, Plan};
+use crate::plan::{Method, Op, Plan};
 use crate::serve::ServeArgs;
 use crate::{BenchError, engine};
 
@@ -26,13 +26,13 @@ pub enum BenchCommand {
 /// Of `baton bench transfer`. Sizes are bytes, or have a suffix: KiB, MiB, GiB.
 #[derive(Debug, Args)]
 pub struct TransferArgs {
-    /// Carry the blocks by tcp, shm, rdma or auto
-    #[arg(long, value_enum, default_value_t = Carrier::Tcp, value_name = "TRANSPORT", hide_possible_values = true, value_parser = parse_transport)]
-    pub transport: Carrier,
+    /// What carries the blocks.
+    #[arg(long, help = transport_help(), default_value_t = TransportChoice::Only(TransportKind::Tcp), value_name = "TRANSPORT", value_parser = parse_transport)]
+    pub transport: TransportChoice,
     /// Measure instead: copy-loop (blocking write and read, one connection) or memcpy (one thread,
     /// one process)
     #[arg(long, value_name = "BASELINE", conflicts_with = "transport", value_parser = parse_baseline)]
-    pub baseline: Option<Carrier>,
+    pub baseline: Option<Method>,
     /// Push to the target, or pull from it
     #[arg(long, value_enum, default_value_t = Op::Write)]
     pub op: Op,
@@ -72,7 +72,7 @@ pub struct TransferArgs {
 impl TransferArgs {
     /// What the flags ask for, checked.
     pub(crate) fn plan(&self) -> Result<Plan, BenchError> {
-        let carrier = self.baseline.unwrap_or(self.transport);
+        let carrier = self.baseline.unwrap_or(Method::Engine(self.transport));
         let plan = Plan {
             carrier,
             op: self.op,
@@ -86,7 +86,7 @@ impl TransferArgs {
             verify: self.verify,
         };
         plan.check()?;
-        if self.connect.is_some() && carrier == Carrier::Memcpy {
+        if self.connect.is_some() && carrier == Method::Memcpy {
             return Err(BenchError::invalid("--connect", "memcpy has no other end"));
         }
         Ok(plan)
@@ -108,14 +108,16 @@ fn parse_size(text: &str) -> Result<u64, String> {
     bytes.filter(|&bytes| bytes > 0).ok_or_else(|| "expected from 1 to 2^64-1 bytes".to_owned())
 }
 
-fn parse_transport(text: &str) -> Result<Carrier, String> {
-    let carriers = [Carrier::Auto, Carrier::Tcp, Carrier::Shm, Carrier::Rdma];
-    let found = carriers.into_iter().find(|carrier| carrier.as_str() == text);
-    found.ok_or_else(|| "expected tcp, shm, rdma or auto".to_owned())
+fn transport_help() -> String {
+    format!("Carry the blocks by {}", TransportChoice::names())
 }
 
-fn parse_baseline(text: &str) -> Result<Carrier, String> {
-    let found = [Carrier::CopyLoop, Carrier::Memcpy].into_iter().find(|carrier| carrier.as_str() == text);
+fn parse_transport(text: &str) -> Result<TransportChoice, String> {
+    text.parse().map_err(|_| format!("expected {}", TransportChoice::names()))
+}
+
+fn parse_baseline(text: &str) -> Result<Method, String> {
+    let found = [Method::CopyLoop, Method::Memcpy].into_iter().find(|method| method.as_str() == text);
     found.ok_or_else(|| "expected copy-loop or memcpy".to_owned())
 }
 
@@ -130,6 +132,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::plan::tests::TCP;
 
     #[derive(Debug, Parser)]
     struct Cli {
@@ -155,9 +158,9 @@ mod tests {
     #[test]
     fn baseline_plan_has_one_span_and_depth() {
         let plan = parse("--baseline copy-loop --block-bytes 64KiB").unwrap().plan().unwrap();
-        assert_eq!((plan.carrier, plan.block_bytes, plan.spans, plan.depth), (Carrier::CopyLoop, 65_536, 1, 1));
+        assert_eq!((plan.carrier, plan.block_bytes, plan.spans, plan.depth), (Method::CopyLoop, 65_536, 1, 1));
         let plan = parse("").unwrap().plan().unwrap();
-        assert_eq!((plan.carrier, plan.spans, plan.depth, plan.working_set), (Carrier::Tcp, 16, 2, 256 << 20));
+        assert_eq!((plan.carrier, plan.spans, plan.depth, plan.working_set), (TCP, 16, 2, 256 << 20));
     }
 
     #[test]

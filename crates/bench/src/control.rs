@@ -167,8 +167,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::Carrier;
-    use crate::plan::tests::plan;
+    use crate::plan::tests::{TCP, plan};
 
     async fn pair() -> (Control, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -180,7 +179,7 @@ mod tests {
     async fn control_messages_round_trip() {
         let (mut ours, theirs) = pair().await;
         let mut theirs = Control::new(theirs, "initiator").unwrap();
-        let hello = Request::Hello { version: VERSION, plan: plan(Carrier::Tcp), writer_generation: 7 };
+        let hello = Request::Hello { version: VERSION, plan: plan(TCP), writer_generation: 7 };
         for request in [hello, Request::Mark { bytes: 1 << 40 }, Request::Clear] {
             ours.send(&request).await.unwrap();
             assert_eq!(theirs.receive::<Request>(ANSWER_TIMEOUT).await.unwrap(), request);

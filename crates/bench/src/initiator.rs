@@ -11,7 +11,7 @@ use crate::control::{Control, Reply, Request, VERSION};
 use crate::copy_loop::CopyInitiator;
 use crate::engine::{EngineInitiator, Unconnected};
 use crate::memory::Memory;
-use crate::plan::{Carrier, Op, Plan};
+use crate::plan::{Method, Op, Plan};
 use crate::process::Target;
 use crate::report::{Measured, Report};
 use crate::stats::TransferStats;
@@ -25,7 +25,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Runs the plan against a target at `connect`, or one of its own.
 pub async fn run(plan: &Plan, connect: Option<&str>, progress: bool) -> Result<Report, BenchError> {
     let _progress = Progress::new(plan, progress);
-    if plan.carrier == Carrier::Memcpy {
+    if plan.carrier == Method::Memcpy {
         let plan = *plan;
         let copied = tokio::task::spawn_blocking(move || memcpy::run(&plan)).await;
         return copied.map_err(|error| BenchError::control("memcpy", error.to_string()))?;
@@ -140,7 +140,7 @@ impl Side {
             }
             Self::CopyLoop(initiator) => {
                 let (stats, first) = initiator.run(duration).await?;
-                Ok(Phase { stats, carried: Carrier::CopyLoop.as_str(), first })
+                Ok(Phase { stats, carried: Method::CopyLoop.as_str(), first })
             }
         }
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use baton_types::Random;
 
-use crate::plan::{Carrier, Plan};
+use crate::plan::{Method, Plan};
 
 /// The order of blocks on both sides. Block number `k` of a run goes from one place in the source
 /// to one place in the destination. After the last block, number 0 comes again.
@@ -20,7 +20,7 @@ impl Layout {
     /// hardly ever meet. A baseline goes through memory in order.
     pub fn new(plan: &Plan) -> Self {
         let order = |stream| match plan.carrier {
-            Carrier::CopyLoop | Carrier::Memcpy => (0..plan.blocks() as u32).collect(),
+            Method::CopyLoop | Method::Memcpy => (0..plan.blocks() as u32).collect(),
             _ => permutation(plan.blocks() as u32, plan.seed.wrapping_mul(2).wrapping_add(stream)),
         };
         Self { block_bytes: plan.block_bytes, source: order(0), destination: order(1) }
@@ -57,11 +57,11 @@ fn permutation(len: u32, seed: u64) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::tests::plan;
+    use crate::plan::tests::{TCP, plan};
 
     #[test]
     fn layout_places_each_block_once_and_seldom_beside_the_last() {
-        let plan = plan(Carrier::Tcp);
+        let plan = plan(TCP);
         let layout = Layout::new(&plan);
         let (mut sources, mut destinations): (Vec<u64>, Vec<u64>) = layout.all(0..256).unzip();
         let touching = layout.all(0..255).zip(layout.all(1..256));
@@ -77,10 +77,10 @@ mod tests {
 
     #[test]
     fn layout_order_is_decided_by_the_seed() {
-        let plan = plan(Carrier::Tcp);
+        let plan = plan(TCP);
         let first = |plan: &Plan| Layout::new(plan).all(0..256).collect::<Vec<_>>();
         assert_eq!(first(&plan), first(&plan));
         assert_ne!(first(&plan), first(&Plan { seed: 2, ..plan }));
-        assert_eq!(Layout::new(&Plan { carrier: Carrier::CopyLoop, ..plan }).places(3), (3 * 4096, 3 * 4096));
+        assert_eq!(Layout::new(&Plan { carrier: Method::CopyLoop, ..plan }).places(3), (3 * 4096, 3 * 4096));
     }
 }

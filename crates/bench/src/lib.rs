@@ -55,7 +55,7 @@ mod usage;
 pub use args::{BenchCommand, TransferArgs};
 pub use error::BenchError;
 pub use inference::{ComputeArgs, EngineArgs};
-pub use plan::{Carrier, Op, Plan};
+pub use plan::{Method, Op, Plan};
 pub use report::Report;
 pub use serve::ServeArgs;
 pub use table::seconds;

@@ -49,12 +49,12 @@ fn copy(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Carrier;
+    use crate::Method;
     use crate::plan::tests::plan;
 
     #[test]
     fn memcpy_baseline_verifies_and_counts_its_bytes() {
-        let report = run(&plan(Carrier::Memcpy)).unwrap();
+        let report = run(&plan(Method::Memcpy)).unwrap();
         assert_eq!(report.bytes, report.batches * 4096);
         assert!(report.batches > 256 && report.verified && report.gb_s > 0.0, "{report:?}");
     }

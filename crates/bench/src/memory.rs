@@ -127,10 +127,10 @@ fn is_pattern(offset: u64, bytes: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Carrier;
-    use crate::plan::tests::plan;
+    use crate::Method;
+    use crate::plan::tests::{SHM, plan};
 
-    fn pair(carrier: Carrier, working_set: u64) -> (Memory, Memory) {
+    fn pair(carrier: Method, working_set: u64) -> (Memory, Memory) {
         let plan = Plan { working_set, ..plan(carrier) };
         (Memory::filled(&plan).unwrap(), Memory::cleared(&plan).unwrap())
     }
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn copied_block_has_the_pattern_and_a_wrong_byte_is_found() {
         // 1003 is no multiple of a word: blocks begin and end within words.
-        let (source, target) = pair(Carrier::Shm, 10_030);
+        let (source, target) = pair(SHM, 10_030);
         let blocks = || (0..10_u64).map(|k| (k * 1003, (9 - k) * 1003));
         assert!(matches!(target.compare(1003, blocks()), Err(BenchError::Wrong { block: 0, offset: 9027 })));
         for (from, to) in blocks() {
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn block_sent_over_a_stream_arrives_unchanged() {
-        let (source, target) = pair(Carrier::CopyLoop, 4096);
+        let (source, target) = pair(Method::CopyLoop, 4096);
         let mut wire = Vec::new();
         source.send(1024, 512, &mut wire).unwrap();
         target.receive(2048, 512, &mut wire.as_slice()).unwrap();

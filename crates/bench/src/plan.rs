@@ -15,32 +15,23 @@ const MAX_DEPTH: u32 = 1024;
 /// Longest measurement, seconds.
 const MAX_SECONDS: f64 = 3600.0;
 
-/// What carries the blocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Carrier {
-    /// The engine, with whatever transport it takes.
-    Auto,
-    /// The engine, over TCP.
-    Tcp,
-    /// The engine, between processes of one host.
-    Shm,
-    /// The engine, through network adapters.
-    Rdma,
+/// How the blocks are moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "&'static str", try_from = "String")]
+pub enum Method {
+    /// The engine, over these transports.
+    Engine(TransportChoice),
     /// Baseline: blocking `write` and `read` on one TCP connection.
     CopyLoop,
     /// Baseline: one thread copies within one process.
     Memcpy,
 }
 
-impl Carrier {
+impl Method {
     /// As in flags and reports.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Auto => "auto",
-            Self::Tcp => "tcp",
-            Self::Shm => "shm",
-            Self::Rdma => "rdma",
+            Self::Engine(transport) => transport.as_str(),
             Self::CopyLoop => "copy-loop",
             Self::Memcpy => "memcpy",
         }
@@ -52,18 +43,31 @@ impl Carrier {
     }
 
     /// Whether other processes must be able to map the memory.
-    pub(crate) const fn shares_memory(self) -> bool {
-        matches!(self, Self::Auto | Self::Shm)
+    pub(crate) fn shares_memory(self) -> bool {
+        matches!(self, Self::Engine(transport) if transport.allows(TransportKind::Shm))
     }
 
     /// What the engine is told.
     pub(crate) const fn choice(self) -> TransportChoice {
         match self {
-            Self::Tcp => TransportChoice::Only(TransportKind::Tcp),
-            Self::Shm => TransportChoice::Only(TransportKind::Shm),
-            Self::Rdma => TransportChoice::Only(TransportKind::Rdma),
-            Self::Auto | Self::CopyLoop | Self::Memcpy => TransportChoice::Auto,
+            Self::Engine(transport) => transport,
+            Self::CopyLoop | Self::Memcpy => TransportChoice::Auto,
         }
+    }
+}
+
+impl From<Method> for &'static str {
+    fn from(method: Method) -> Self {
+        method.as_str()
+    }
+}
+
+impl TryFrom<String> for Method {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let baseline = [Self::CopyLoop, Self::Memcpy].into_iter().find(|method| method.as_str() == text);
+        baseline.map_or_else(|| text.parse().map(Self::Engine), Ok)
     }
 }
 
@@ -91,8 +95,8 @@ impl Op {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// What carries the blocks.
-    pub carrier: Carrier,
+    /// How the blocks are moved.
+    pub carrier: Method,
     /// Which way.
     pub op: Op,
     /// Bytes of a block.
@@ -176,7 +180,10 @@ fn within(field: &'static str, value: u64, least: u64, most: u64) -> Result<(), 
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn plan(carrier: Carrier) -> Plan {
+    pub(crate) const TCP: Method = Method::Engine(TransportChoice::Only(TransportKind::Tcp));
+    pub(crate) const SHM: Method = Method::Engine(TransportChoice::Only(TransportKind::Shm));
+
+    pub(crate) fn plan(carrier: Method) -> Plan {
         let (spans, depth, lanes) = if carrier.is_baseline() { (1, 1, 1) } else { (4, 2, 2) };
         Plan {
             carrier,
@@ -202,7 +209,7 @@ pub(crate) mod tests {
 
     #[test]
     fn transfer_bench_plan_over_limit_names_its_flag() {
-        let fine = plan(Carrier::Tcp);
+        let fine = plan(TCP);
         fine.check().unwrap();
         refused(Plan { working_set: 0, ..fine }, "--working-set");
         refused(Plan { block_bytes: 2 << 20, ..fine }, "--block-bytes");
@@ -212,15 +219,15 @@ pub(crate) mod tests {
         refused(Plan { depth: 65, ..fine }, "--depth");
         refused(Plan { lanes: 0, ..fine }, "--lanes");
         refused(Plan { seconds: f64::NAN, ..fine }, "--seconds");
-        refused(Plan { op: Op::Read, ..plan(Carrier::CopyLoop) }, "--op");
-        refused(Plan { depth: 2, ..plan(Carrier::CopyLoop) }, "--depth");
+        refused(Plan { op: Op::Read, ..plan(Method::CopyLoop) }, "--op");
+        refused(Plan { depth: 2, ..plan(Method::CopyLoop) }, "--depth");
         Plan { depth: 64, ..fine }.check().unwrap();
         Plan { op: Op::Read, ..fine }.check().unwrap();
     }
 
     #[test]
     fn transfer_bench_plan_round_trips() {
-        let plan = plan(Carrier::CopyLoop);
+        let plan = plan(Method::CopyLoop);
         let text = serde_json::to_string(&plan).unwrap();
         assert!(text.contains(r#""carrier":"copy-loop""#), "{text}");
         assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), plan);

@@ -116,15 +116,14 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::Carrier;
-    use crate::plan::tests::plan;
+    use crate::plan::tests::{TCP, plan};
 
     fn report() -> Report {
         let mut stats = TransferStats::default();
         stats.add(500_000_000, Duration::from_millis(100));
         stats.add(500_000_000, Duration::from_millis(300));
         stats.elapsed = Duration::from_millis(400);
-        Report::new(&plan(Carrier::Tcp), "tcp", &Measured { stats, initiator_cpu_s: 0.25, target_cpu_s: 0.5 })
+        Report::new(&plan(TCP), "tcp", &Measured { stats, initiator_cpu_s: 0.25, target_cpu_s: 0.5 })
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::control::{ANSWER_TIMEOUT, Control, GREETING_TIMEOUT, Reply, Request, 
 use crate::copy_loop::CopyTarget;
 use crate::engine::EngineTarget;
 use crate::memory::Memory;
-use crate::plan::{Carrier, Op, Plan};
+use crate::plan::{Method, Op, Plan};
 use crate::process::LISTENING;
 use crate::{BenchError, usage};
 
@@ -107,9 +107,9 @@ impl Side {
     async fn start(plan: &Plan, control: &Control, memory: &Memory, writer: Generation) -> Result<Self, BenchError> {
         let ip = control.local_ip();
         match plan.carrier {
-            Carrier::Memcpy => Err(BenchError::invalid("--baseline", "memcpy has no target")),
-            Carrier::CopyLoop => Ok(Self::CopyLoop(CopyTarget::start(plan, ip, memory.clone()).await?)),
-            Carrier::Auto | Carrier::Tcp | Carrier::Shm | Carrier::Rdma => {
+            Method::Memcpy => Err(BenchError::invalid("--baseline", "memcpy has no target")),
+            Method::CopyLoop => Ok(Self::CopyLoop(CopyTarget::start(plan, ip, memory.clone()).await?)),
+            Method::Engine(_) => {
                 let target = EngineTarget::start(plan, SocketAddr::new(ip, 0), memory, writer).await?;
                 Ok(Self::Engine(Box::new(target)))
             }

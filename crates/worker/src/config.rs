@@ -22,7 +22,7 @@ baton_runtime::settings! {
         http: String = "127.0.0.1:0".into(), "ADDR";
         /// Exchange KV with other nodes (transfer engine) on this address.
         transfer_listen: String = "127.0.0.1:0".into(), "ADDR";
-        /// Carry KV by auto (the best of both ends), or only rdma, shm or tcp.
+        /// Carry KV by auto, rdma, shm or tcp; auto takes the best of both ends.
         #[serde(with = "word")]
         transport: TransportChoice = TransportChoice::Auto, "TRANSPORT";
         /// Put the shared-memory socket of one host's nodes into this folder. Set it if the nodes
@@ -118,7 +118,7 @@ mod word {
 
 #[cfg(test)]
 mod tests {
-    use baton_runtime::settings::load;
+    use baton_runtime::settings::{Declared, load};
     use baton_transfer_engine::TransportKind;
 
     use super::*;
@@ -138,6 +138,15 @@ mod tests {
         let error = loaded(None, Some("infiniband")).unwrap_err();
         assert_eq!(error, "--transport: 'infiniband': expected auto, rdma, shm or tcp");
         assert!(loaded(Some("7"), None).unwrap_err().contains("BATON_TRANSPORT"));
+    }
+
+    #[test]
+    fn help_and_chart_name_every_transport() {
+        let help = Settings::SETTINGS.iter().find(|setting| setting.key == "transport").unwrap().doc;
+        assert!(help.contains(&TransportChoice::names()), "{help}");
+        let names: Vec<_> = TransportChoice::all().map(|choice| format!("{:?}", choice.as_str())).collect();
+        let schema = include_str!("../../../helm/baton/values.schema.json");
+        assert!(schema.contains(&format!(r#""transport": {{"enum": [{}]}}"#, names.join(", "))));
     }
 
     #[test]

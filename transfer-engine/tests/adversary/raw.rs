@@ -73,7 +73,10 @@ pub fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
 
 /// What the owner's descriptor says carries the bytes.
 pub fn via(owner: &SegmentDescriptor) -> u8 {
-    if owner.transports[0].kind == TransportKind::Shm { SHM } else { TCP }
+    match owner.transports[0].kind {
+        TransportKind::Shm => SHM,
+        TransportKind::Rdma | TransportKind::Tcp | TransportKind::Fake => TCP,
+    }
 }
 
 /// The first frame of a connection, with the magic in front.

@@ -167,9 +167,8 @@ impl Acceptor {
         listener: TransportKind,
         hello: &Hello,
     ) -> Result<(Registered, OwnedSemaphorePermit), Rejection> {
-        // RDMA is set up over TCP.
-        let rdma = self.host.rdma.get().is_some() && listener == TransportKind::Tcp;
-        if hello.transport != listener && !(rdma && hello.transport == TransportKind::Rdma) {
+        let is_missing = hello.transport == TransportKind::Rdma && self.host.rdma.get().is_none();
+        if is_missing || hello.transport.listener() != Some(listener) {
             return Err(Rejection::Transport);
         }
         if hello.version != PROTOCOL_VERSION {

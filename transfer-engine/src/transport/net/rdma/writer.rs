@@ -27,7 +27,7 @@ use crate::transport::net::writer::carrier::{Carrier, FollowUp};
 use crate::transport::net::writer::lane::LaneTask;
 use crate::transport::net::writer::part::{Carried, LaneEnd, Part, too_short};
 use crate::transport::net::writer::route::read_reply;
-use crate::{SegmentId, SpanPair, TransportKind};
+use crate::{SegmentId, SpanPair};
 
 /// Work requests posted with one call; the last of them is signalled.
 const POSTED_AT_ONCE: usize = WRITER_DEPTH as usize / 4;
@@ -411,7 +411,7 @@ impl RdmaCarrier {
         lane.touch();
         if let Some(sequence) = sequence {
             lane.send_frame(&Frame::Expect(Expect { sequence, commit: part.trailer() })).await?;
-            lane.host.metrics.of(TransportKind::Rdma).bytes_out.increment(part.bytes);
+            lane.host.metrics.of(lane.kind()).bytes_out.increment(part.bytes);
         }
         Ok(Posting::Done)
     }

@@ -19,7 +19,7 @@ use crate::transport::net::wire::{Frame, MAX_FRAME_SPANS, Reply, put_check, put_
 use crate::transport::net::writer::carrier::Carrier;
 use crate::transport::net::writer::lane::LaneTask;
 use crate::transport::net::writer::part::{Carried, InHand, Part, too_short};
-use crate::{SegmentId, TransportKind, batch};
+use crate::{SegmentId, batch};
 
 /// Most segments of an owner.
 const MAX_MAPPED: usize = MAX_SEGMENTS;
@@ -115,7 +115,7 @@ impl ShmCarrier {
         put_commit(&mut head, &part.trailer());
         lane.stream.write_all(&head).await?;
         lane.touch();
-        lane.host.metrics.of(TransportKind::Shm).bytes_out.increment(batch::total(&part.spans));
+        lane.host.metrics.of(lane.kind()).bytes_out.increment(batch::total(&part.spans));
         Ok(Carried::Sent)
     }
 
@@ -141,7 +141,7 @@ impl ShmCarrier {
                 tokio::task::coop::consume_budget().await;
             }
         }
-        lane.host.metrics.of(TransportKind::Shm).bytes_in.increment(part.bytes);
+        lane.host.metrics.of(lane.kind()).bytes_in.increment(part.bytes);
         put_check(&mut head, &part.target(), &part.spans);
         lane.stream.write_all(&head).await?;
         Ok(Carried::Sent)

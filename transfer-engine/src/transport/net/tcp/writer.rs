@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::batch::Op;
+use crate::batch::{self, Op};
 use crate::fence_guard::Pass;
 use crate::transport::net::wire::incoming::Incoming;
 use crate::transport::net::wire::payload::{Cursor, Outgoing};
@@ -11,7 +11,6 @@ use crate::transport::net::wire::{MAX_FRAME_SPANS, PartId, put_commit, put_data,
 use crate::transport::net::writer::carrier::Carrier;
 use crate::transport::net::writer::lane::LaneTask;
 use crate::transport::net::writer::part::{Carried, InHand, Part, Sending};
-use crate::{TransportKind, batch};
 
 /// The connection itself carries the payload.
 pub(crate) struct TcpCarrier;
@@ -42,7 +41,7 @@ impl Carrier for TcpCarrier {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(received) => {
                     lane.touch();
-                    lane.host.metrics.of(TransportKind::Tcp).bytes_in.increment(received as u64);
+                    lane.host.metrics.of(lane.kind()).bytes_in.increment(received as u64);
                     tokio::task::coop::consume_budget().await;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::select! {
@@ -85,7 +84,7 @@ async fn send_part(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::Resul
         if !send_frame(lane, part, frame, pass).await? {
             return lane.give_up(part, true).await;
         }
-        lane.host.metrics.of(TransportKind::Tcp).bytes_out.increment(batch::total(spans));
+        lane.host.metrics.of(lane.kind()).bytes_out.increment(batch::total(spans));
         head.clear();
     }
     if frames.is_empty() {
