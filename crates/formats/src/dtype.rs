@@ -121,6 +121,15 @@ impl Dtype {
     }
 }
 
+// Kernels find a type in `ALL` by its place in the enum.
+const _: () = {
+    let mut place = 0;
+    while place < Dtype::ALL.len() {
+        assert!(Dtype::ALL[place] as usize == place, "the enum and ALL have the same order");
+        place += 1;
+    }
+};
+
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
@@ -165,6 +174,16 @@ mod tests {
         assert_eq!(Dtype::Q4_1.bytes_of(33), None);
         assert_eq!(Dtype::Q6_K.bytes_of(0), Some(0));
         assert_eq!(Dtype::F32.bytes_of(usize::MAX / 2), None);
+    }
+
+    #[test]
+    fn readme_and_quickstart_name_every_dtype() {
+        for page in [include_str!("../../../README.md"), include_str!("../../../docs/quickstart.md")] {
+            let line = page.lines().find(|line| line.contains("GGUF") && line.contains("Q8_0")).unwrap();
+            let words: Vec<_> = line.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+            let missing = Dtype::ALL.into_iter().find(|dtype| !words.contains(&dtype.as_str()));
+            assert_eq!(missing, None, "{line}");
+        }
     }
 
     #[test]

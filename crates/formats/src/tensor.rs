@@ -73,7 +73,7 @@ impl TensorView<'_> {
     ///
     /// [`FormatError::Buffer`] if the row lies outside the tensor, `out` has another length, or the
     /// type is not quantized.
-    pub fn row_codes(&self, row: usize, out: &mut [QuantBlock]) -> Result<(), FormatError> {
+    pub fn row_quants(&self, row: usize, out: &mut [QuantBlock]) -> Result<(), FormatError> {
         let data = if row < self.rows() { self.row_bytes(&(row..row + 1)) } else { None };
         let data = data.ok_or_else(|| FormatError::buffer(QuotedText(self.name), "row", row, self.rows()))?;
         quants(self.dtype, data, out)

@@ -209,7 +209,7 @@ impl<'a, 'p> Loader<'a, 'p> {
     fn quantized(&self, tensors: &[(Rows, TensorView<'_>)], columns: usize) -> Result<MatrixPart, EngineError> {
         let read = |row: usize, to: &mut [QuantBlock]| {
             let (tensor, row) = source(tensors, row);
-            Ok(tensor.row_codes(row, to)?)
+            Ok(tensor.row_quants(row, to)?)
         };
         let dtype = tensors[0].1.dtype;
         let shape = WeightShape { outputs: rows(tensors), inputs: columns };

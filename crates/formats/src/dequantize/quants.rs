@@ -21,6 +21,13 @@ pub struct QuantFormat {
     pub half_scales: bool,
 }
 
+impl QuantFormat {
+    /// Whether quants can be 128 or more, which some instructions do not take.
+    pub const fn is_wide(self) -> bool {
+        self.bits > 7
+    }
+}
+
 /// 32 consecutive elements of a row. Element i belongs to group `i / 16`; where the type's groups
 /// have 32 elements, both have the same scale and minimum.
 #[derive(Debug, Clone, Copy, PartialEq)]

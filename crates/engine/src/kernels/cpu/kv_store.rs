@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! f32, f16, bf16    [head_dim]
-//! int8              [head_dim] quants, then scale = max |x| / 127 of the row, in single precision;  x is about scale * code
+//! int8              [head_dim] quants, then scale = max |x| / 127 of the row, in single precision;  x is about scale * quant
 //! ```
 
 use baton_types::{BlockId, KvDtype};

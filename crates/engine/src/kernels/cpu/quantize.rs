@@ -1,7 +1,7 @@
 //! Activations as signed bytes with a scale per 32 inputs: what integer products take.
 //!
 //! ```text
-//! scale = max |x| * (1 / 127),  code = x * min(127 / max |x|, f32::MAX), rounded to nearest even          of 32 inputs of a row
+//! scale = max |x| * (1 / 127),  quant = x * min(127 / max |x|, f32::MAX), rounded to nearest even          of 32 inputs of a row
 //! in memory   [rows / 16][inputs / 32] blocks of 16 rows: all that a register tile reads of a block lies side by side
 //! ```
 //!
@@ -27,7 +27,7 @@ pub(super) const ZERO: i32 = 8;
 pub(super) struct QuantizedBlock {
     /// From -127 to 127.
     pub quants: [[i8; BLOCK]; GROUP],
-    /// x is about scale * code.
+    /// x is about scale * quant.
     pub scales: [f32; GROUP],
     /// Scale times the sum of the quants.
     pub weighted_sums: [f32; GROUP],
@@ -191,7 +191,7 @@ mod tests {
                     let expected = reference::quantize(x.row(row));
                     for (block, expected) in quantized.group(row / GROUP).iter().zip(expected) {
                         let slot = row % GROUP;
-                        let sum: i32 = expected.quants.iter().map(|&code| i32::from(code)).sum();
+                        let sum: i32 = expected.quants.iter().map(|&quant| i32::from(quant)).sum();
                         assert_eq!(block.quants[slot], expected.quants, "{isa}, row {row}");
                         assert_eq!(block.scales[slot], expected.scale);
                         assert_eq!(block.weighted_sums[slot], expected.scale * sum as f32);

@@ -3,7 +3,7 @@
 //! ```text
 //! packed quants    [n / 16][k / 32][8 quads][16 outputs][4 inputs]          8-bit quants, 512 bytes a block
 //!                 [n / 16][k / 32][4 + p][16 outputs][4 inputs]            quants of 4 + p bits: 4 times nibbles, quad 2 i low and 2 i + 1 high, then p planes:
-//!                                                                          bit q of a byte of plane b is bit 4 + b of the code in quad q
+//!                                                                          bit q of a byte of plane b is bit 4 + b of the quant in quad q
 //! packed scales   [n / 16][k / 32][scale of each group, then minimum][16 outputs]      f16 where the file's are, else f32
 //! ```
 
@@ -72,11 +72,11 @@ impl QuantizedMatrix {
         let form = dtype.quant_format().unwrap_or_else(|| unreachable!("{dtype} is not quantized"));
         let blocks = inputs / BLOCK;
         let packed_tiles = outputs.div_ceil(TILE_OUTPUTS);
-        let code_bytes = blocks * code_bytes(form);
+        let quant_bytes = blocks * quant_bytes(form);
         let scale_bytes = blocks * scale_bytes(form);
-        let mut quants = memory.zeroed(packed_tiles * code_bytes)?;
+        let mut quants = memory.zeroed(packed_tiles * quant_bytes)?;
         let mut scales = memory.zeroed(packed_tiles * scale_bytes)?;
-        let slots = quants.chunks_exact_mut(code_bytes.max(1)).zip(scales.chunks_exact_mut(scale_bytes.max(1)));
+        let slots = quants.chunks_exact_mut(quant_bytes.max(1)).zip(scales.chunks_exact_mut(scale_bytes.max(1)));
         let slots: Vec<_> = slots.map(Mutex::new).collect();
         let failed = Mutex::new(None);
         threads.for_each(slots.len(), true, |_, packed_tile| {
@@ -127,7 +127,7 @@ impl QuantizedMatrix {
             let bytes = self.inputs / BLOCK * block;
             packed_tiles.start * bytes..packed_tiles.end * bytes
         };
-        (&self.quants[of(code_bytes(self.form))], &self.scales[of(scale_bytes(self.form))])
+        (&self.quants[of(quant_bytes(self.form))], &self.scales[of(scale_bytes(self.form))])
     }
 
     /// One row of the weight matrix: an embedding, if the matrix is the head too.
@@ -136,9 +136,9 @@ impl QuantizedMatrix {
         let packed_tile = row / TILE_OUTPUTS;
         let lane = row % TILE_OUTPUTS;
         let blocks = self.inputs / BLOCK;
-        let code_bytes = code_bytes(self.form);
+        let quant_bytes = quant_bytes(self.form);
         let scale_bytes = scale_bytes(self.form);
-        let quants = self.quants[packed_tile * blocks * code_bytes..].chunks_exact(code_bytes);
+        let quants = self.quants[packed_tile * blocks * quant_bytes..].chunks_exact(quant_bytes);
         let scales = self.scales[packed_tile * blocks * scale_bytes..].chunks_exact(scale_bytes);
         for ((quants, scales), to) in quants.zip(scales).zip(to.as_chunks_mut().0) {
             unpack_block(self.form, quants, scales, lane).elements(self.form, to);
@@ -147,7 +147,7 @@ impl QuantizedMatrix {
 }
 
 /// Bytes of the quants of a block of 16 outputs.
-pub(super) const fn code_bytes(form: QuantFormat) -> usize {
+pub(super) const fn quant_bytes(form: QuantFormat) -> usize {
     QUADS * if form.bits == 8 { BLOCK / 4 } else { form.bits as usize }
 }
 
@@ -167,18 +167,18 @@ pub(super) const fn scale_bytes(form: QuantFormat) -> usize {
 }
 
 fn pack_row(form: QuantFormat, row: &[QuantBlock], lane: usize, quants: &mut [u8], scales: &mut [u8]) {
-    let slots = quants.chunks_exact_mut(code_bytes(form)).zip(scales.chunks_exact_mut(scale_bytes(form)));
+    let slots = quants.chunks_exact_mut(quant_bytes(form)).zip(scales.chunks_exact_mut(scale_bytes(form)));
     for (block, (quants, scales)) in row.iter().zip(slots) {
-        for (i, &code) in block.quants.iter().enumerate() {
+        for (i, &quant) in block.quants.iter().enumerate() {
             let quad = i / 4;
             let byte = 4 * lane + i % 4;
             if form.bits == 8 {
-                quants[quad * QUADS + byte] = code;
+                quants[quad * QUADS + byte] = quant;
                 continue;
             }
-            quants[quad / 2 * QUADS + byte] |= (code & 15) << (4 * (quad % 2));
+            quants[quad / 2 * QUADS + byte] |= (quant & 15) << (4 * (quad % 2));
             for plane in 4..form.bits as usize {
-                quants[plane * QUADS + byte] |= ((code >> plane) & 1) << quad;
+                quants[plane * QUADS + byte] |= ((quant >> plane) & 1) << quad;
             }
         }
         let groups = groups(form);
@@ -193,7 +193,7 @@ fn pack_row(form: QuantFormat, row: &[QuantBlock], lane: usize, quants: &mut [u8
 }
 
 fn unpack_block(form: QuantFormat, quants: &[u8], scales: &[u8], lane: usize) -> QuantBlock {
-    let code = |i: usize| {
+    let quant = |i: usize| {
         let quad = i / 4;
         let byte = 4 * lane + i % 4;
         if form.bits == 8 {
@@ -201,7 +201,7 @@ fn unpack_block(form: QuantFormat, quants: &[u8], scales: &[u8], lane: usize) ->
         }
         let nibble = (quants[quad / 2 * QUADS + byte] >> (4 * (quad % 2))) & 15;
         let bit = |plane: usize| ((quants[plane * QUADS + byte] >> quad) & 1) << plane;
-        (4..form.bits as usize).fold(nibble, |code, plane| code | bit(plane))
+        (4..form.bits as usize).fold(nibble, |quant, plane| quant | bit(plane))
     };
     let number = |index: usize| {
         let lanes = &scales[index * lane_bytes(form)..][..lane_bytes(form)];
@@ -213,7 +213,7 @@ fn unpack_block(form: QuantFormat, quants: &[u8], scales: &[u8], lane: usize) ->
     let groups = groups(form);
     let minimum = form.zero.is_none();
     let minima = if minimum { [number(groups), number(2 * groups - 1)] } else { [0.0; 2] };
-    QuantBlock { quants: std::array::from_fn(code), scales: [number(0), number(groups - 1)], minima }
+    QuantBlock { quants: std::array::from_fn(quant), scales: [number(0), number(groups - 1)], minima }
 }
 
 /// The form of the type with this index in `Dtype::ALL`, as a constant.
@@ -282,8 +282,8 @@ pub(super) mod tests {
             if form.group == QUANTS {
                 (scales[1], minima[1]) = (scales[0], minima[0]);
             }
-            let code = |i: usize| ((x[4 + i] + 1.0) * 0.5 * (1u32 << form.bits) as f32) as u8;
-            QuantBlock { quants: std::array::from_fn(code), scales, minima }
+            let quant = |i: usize| ((x[4 + i] + 1.0) * 0.5 * (1u32 << form.bits) as f32) as u8;
+            QuantBlock { quants: std::array::from_fn(quant), scales, minima }
         });
         blocks.collect()
     }
@@ -321,7 +321,7 @@ pub(super) mod tests {
     fn packed_tiles_take_little_more_memory_than_the_file() {
         for dtype in quantized() {
             let form = dtype.quant_format().unwrap();
-            let packed = (code_bytes(form) + scale_bytes(form)) as f64 / (BLOCK * TILE_OUTPUTS) as f64;
+            let packed = (quant_bytes(form) + scale_bytes(form)) as f64 / (BLOCK * TILE_OUTPUTS) as f64;
             let file = dtype.block_bytes() as f64 / dtype.block_elements() as f64;
             assert!(packed <= 1.34 * file, "{dtype}: {packed} bytes an element, {file} in the file");
         }

@@ -111,9 +111,9 @@ unsafe fn narrow(sum: __m256i, quants: __m256i, inputs: __m256i) -> __m256i {
 unsafe fn wide(sum: __m256i, quants: __m256i, even: __m256i, odd: __m256i) -> __m256i {
     // SAFETY: the caller's promise.
     unsafe {
-        let even_codes = _mm256_and_si256(quants, _mm256_set1_epi16(255));
-        let odd_codes = _mm256_srli_epi16::<8>(quants);
-        let sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even_codes, even));
-        _mm256_add_epi32(sum, _mm256_madd_epi16(odd_codes, odd))
+        let even_quants = _mm256_and_si256(quants, _mm256_set1_epi16(255));
+        let odd_quants = _mm256_srli_epi16::<8>(quants);
+        let sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even_quants, even));
+        _mm256_add_epi32(sum, _mm256_madd_epi16(odd_quants, odd))
     }
 }

@@ -66,10 +66,10 @@ impl Dots for Avx512Dots {
         unsafe {
             let inputs = _mm512_set1_epi32(inputs);
             let even = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(inputs));
-            let even_codes = _mm512_and_si512(quants, _mm512_set1_epi16(255));
-            let sums = _mm512_add_epi32(sums, _mm512_madd_epi16(even_codes, even));
-            let odd_codes = _mm512_srli_epi16::<8>(quants);
-            _mm512_add_epi32(sums, _mm512_madd_epi16(odd_codes, _mm512_srai_epi16::<8>(inputs)))
+            let even_quants = _mm512_and_si512(quants, _mm512_set1_epi16(255));
+            let sums = _mm512_add_epi32(sums, _mm512_madd_epi16(even_quants, even));
+            let odd_quants = _mm512_srli_epi16::<8>(quants);
+            _mm512_add_epi32(sums, _mm512_madd_epi16(odd_quants, _mm512_srai_epi16::<8>(inputs)))
         }
     }
 

@@ -95,16 +95,16 @@ mod tests {
         for signs in [[127, 127, 127, 127], [-127, -127, -127, -127], [-128, 127, -1, 0], [3, -90, 127, 55i8]] {
             let quants: [u8; QUADS] = std::array::from_fn(|i| if i < 8 { 255 } else { (i * 37 + 11) as u8 });
             let inputs = i32::from_ne_bytes(signs.map(|x| x as u8));
-            let expected = |code: &dyn Fn(u8) -> u8| -> [f32; LANES] {
+            let expected = |quant: &dyn Fn(u8) -> u8| -> [f32; LANES] {
                 let products =
-                    |lane: usize| (0..4).map(move |i| i32::from(code(quants[4 * lane + i])) * i32::from(signs[i]));
+                    |lane: usize| (0..4).map(move |i| i32::from(quant(quants[4 * lane + i])) * i32::from(signs[i]));
                 std::array::from_fn(|lane| (products(lane).sum::<i32>() - 77_000) as f32)
             };
-            let bit = |code: u8, from: u32, to: u32| ((code >> from) & 1) << to;
-            let mut all = vec![expected(&|code| code & 15), expected(&|code| code >> 4), expected(&|code| code)];
+            let bit = |quant: u8, from: u32, to: u32| ((quant >> from) & 1) << to;
+            let mut all = vec![expected(&|quant| quant & 15), expected(&|quant| quant >> 4), expected(&|quant| quant)];
             for from in 0..8 {
-                all.push(expected(&|code| (code & 15) | bit(code, from, 4)));
-                all.push(expected(&|code| (code >> 4) | bit(code, from, 5)));
+                all.push(expected(&|quant| (quant & 15) | bit(quant, from, 4)));
+                all.push(expected(&|quant| (quant >> 4) | bit(quant, from, 5)));
             }
             for isa in Isa::available() {
                 assert_eq!(operations(isa, &quants, inputs), all, "{isa} {signs:?}");

@@ -30,8 +30,8 @@ impl Dots for ScalarDots {
     #[cfg_attr(target_arch = "x86_64", inline(never))]
     #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn with_bit(mut quants: Self::Quants, plane: Self::Quants, from: u32, to: u32) -> Self::Quants {
-        for (code, plane) in quants.iter_mut().zip(plane) {
-            *code |= ((plane >> from) & 1) << to;
+        for (quant, plane) in quants.iter_mut().zip(plane) {
+            *quant |= ((plane >> from) & 1) << to;
         }
         quants
     }
@@ -52,8 +52,8 @@ impl Dots for ScalarDots {
     fn dot_wide(mut sums: Self::Sums, quants: Self::Quants, inputs: i32) -> Self::Sums {
         let inputs = inputs.to_ne_bytes().map(|x| i32::from(x.cast_signed()));
         for (sum, quants) in sums.iter_mut().zip(quants.as_chunks::<4>().0) {
-            for (&code, input) in quants.iter().zip(inputs) {
-                *sum += i32::from(code) * input;
+            for (&quant, input) in quants.iter().zip(inputs) {
+                *sum += i32::from(quant) * input;
             }
         }
         sums

@@ -8,7 +8,7 @@ pub(crate) struct Quantized {
     pub scale: f32,
 }
 
-/// scale = max |x| * (1 / 127), code = x * min(127 / max |x|, f32::MAX), rounded to nearest even,
+/// scale = max |x| * (1 / 127), quant = x * min(127 / max |x|, f32::MAX), rounded to nearest even,
 /// of each 32 activations.
 pub(crate) fn quantize(x: &[f32]) -> Vec<Quantized> {
     let block = |x: &[f32]| {
@@ -35,7 +35,7 @@ pub(crate) fn quantized_matmul(x: &[f32], dtype: Dtype, w: &[QuantBlock]) -> Vec
                 let dot: i32 = inputs.map(product).sum();
                 y = (dot as f32 * x.scale).mul_add(w.scales[group], y);
             }
-            let sum: i32 = x.quants.iter().map(|&code| i32::from(code)).sum();
+            let sum: i32 = x.quants.iter().map(|&quant| i32::from(quant)).sum();
             match form.zero {
                 Some(_) => y,
                 None => (x.scale * sum as f32).mul_add(w.minima[0], y),

@@ -11,7 +11,7 @@ use super::super::linear::{Destination, Target};
 use super::super::product_buffers::{GATE_STRIDE, GATES};
 use super::super::quantize::{BLOCK, QuantizedBlock, QuantizedRows, ZERO, quantize_block};
 use super::super::quantized_matrix::{
-    QuantizedMatrix, TILE_OUTPUTS, code_bytes, form_of, groups, lanes, per_type, scale_bytes, two_quads,
+    QuantizedMatrix, TILE_OUTPUTS, form_of, groups, lanes, per_type, quant_bytes, scale_bytes, two_quads,
 };
 use super::super::row_buffers::GROUP;
 use super::super::swiglu::gate_of;
@@ -220,7 +220,7 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const TILES: 
     let form = form_of::<TYPE>();
     // A minimum is taken off a whole block.
     const { assert!(form_of::<TYPE>().zero.is_some() || groups(form_of::<TYPE>()) == 1) };
-    let next_codes = blocks.len() * code_bytes(form);
+    let next_quants = blocks.len() * quant_bytes(form);
     let next_scales = blocks.len() * scale_bytes(form);
     let mut sums = [[D::Floats::splat(0.0); TILES]; ROWS];
     let TileWeights { mut quants, mut scales, .. } = weights;
@@ -243,14 +243,15 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const TILES: 
                 }
                 let mut quads = [[D::bytes(quants); 2]; TILES];
                 unrolled!(packed_tile in 0 1 => if packed_tile < TILES {
-                    quads[packed_tile] = two_quads::<D, TYPE>(quants.add(packed_tile * next_codes), pair);
+                    quads[packed_tile] = two_quads::<D, TYPE>(quants.add(packed_tile * next_quants), pair);
                 });
                 unrolled!(quad in 0 1 => { unrolled!(row in 0 1 2 3 => if row < ROWS {
                     let inputs = inputs.add(row).cast::<i32>().add(2 * pair + quad).read_unaligned();
                     unrolled!(packed_tile in 0 1 => if packed_tile < TILES {
-                        dots[row][packed_tile] = match form.bits {
-                            8 => D::dot_wide(dots[row][packed_tile], quads[packed_tile][quad], inputs),
-                            _ => D::dot(dots[row][packed_tile], quads[packed_tile][quad], inputs),
+                        dots[row][packed_tile] = if const { form_of::<TYPE>().is_wide() } {
+                            D::dot_wide(dots[row][packed_tile], quads[packed_tile][quad], inputs)
+                        } else {
+                            D::dot(dots[row][packed_tile], quads[packed_tile][quad], inputs)
                         };
                     });
                 }); });
@@ -273,7 +274,7 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const TILES: 
                     });
                 });
             }
-            quants = quants.add(code_bytes(form));
+            quants = quants.add(quant_bytes(form));
             scales = scales.add(scale_bytes(form));
         }
     }

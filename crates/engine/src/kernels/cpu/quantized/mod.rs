@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! y = sum over blocks of 32 inputs, in their order:
-//!       dot = sum of code * a                      a: quants of the activations; exact in 32-bit integers
-//!       y = fma(dot * a_scale, scale, y)           where the type has a zero: dot of (code - zero)
+//!       dot = sum of quant * a                     a: quants of the activations; exact in 32-bit integers
+//!       y = fma(dot * a_scale, scale, y)           where the type has a zero: dot of (quant - zero)
 //!       y = fma(a_scale * sum of a, minimum, y)    where it has a minimum
 //! ```
 //!
