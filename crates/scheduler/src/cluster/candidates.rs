@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, Ttft};
+use baton_types::{ErrorKind, KvLayout, NodeId, NodeRole, QueueTerms, Ttft};
 
 use super::explain::LeftOut;
 use super::place::{RETRY_UNAVAILABLE, refuse};
@@ -102,8 +102,11 @@ impl Cluster {
         let fits = |node: &&ClusterNode| fits_prefill(tokens, node);
         let mut nodes: Vec<_> = usable.iter().copied().filter(|node| fits(node) && has_place(node)).collect();
         if nodes.is_empty() {
-            let full: Vec<_> = usable.into_iter().filter(fits).collect();
-            return no_prefill_node(now, tokens, &full);
+            let full: Vec<_> = usable.iter().copied().filter(fits).collect();
+            if full.is_empty() {
+                return too_large(request, NodeRole::Prefill, tokens, format!("a prompt of {tokens} tokens"), &usable);
+            }
+            return no_place(now, &full);
         }
         prefer(&mut nodes, request.beside);
         self.warm(now, &mut nodes, |node| node.charges.pending());
@@ -247,13 +250,12 @@ impl Cluster {
         matches: &Matches,
     ) -> Result<Vec<DecodeCandidate<'_>>, Refusal> {
         let request = sized.request;
-        let mut nodes = self.usable(NodeRole::Decode, request.exclude)?;
-        let prompt = request.prompt_tokens;
-        let output = request.max_tokens;
-        nodes.retain(|node| fits_decode(sized, node));
+        let usable = self.usable(NodeRole::Decode, request.exclude)?;
+        let mut nodes: Vec<_> = usable.iter().copied().filter(|node| fits_decode(sized, node)).collect();
         if nodes.is_empty() {
-            let message = format!("{prompt} prompt and {output} output tokens do not fit any decode node");
-            return refuse(ErrorKind::Invalid, message, None);
+            let prompt = request.prompt_tokens;
+            let what = format!("{prompt} prompt and {} output tokens", request.max_tokens);
+            return too_large(request, NodeRole::Decode, prompt.saturating_add(1), what, &usable);
         }
         self.with_room(now, sized, &mut nodes)?;
         if request.yields() {
@@ -356,17 +358,36 @@ fn has_room(sized: SizedRequest<'_>, node: &ClusterNode) -> bool {
     free_blocks(node) >= sized.needs(node).blocks && has_seat(node)
 }
 
-/// No node takes the prompt: of those that it fits, all have full queues.
-fn no_prefill_node<T>(now: Instant, tokens: u32, full: &[&ClusterNode]) -> Result<T, Refusal> {
-    if full.is_empty() {
-        let message = format!("a prompt of {tokens} tokens does not fit any prefill node");
-        return refuse(ErrorKind::Invalid, message, None);
-    }
+/// All nodes that the prompt fits have full queues.
+fn no_place<T>(now: Instant, full: &[&ClusterNode]) -> Result<T, Refusal> {
     let queue = |node: &&ClusterNode| node.charges.backlog.total(now) / node.charges.pending().max(1) as f64;
     let soonest = full.iter().map(queue).fold(f64::INFINITY, f64::min);
     let full = full.len();
     let message = format!("the queues of all {full} prefill nodes are full");
     refuse(ErrorKind::Overloaded, message, Some(duration(soonest)))
+}
+
+/// No node of a role has as many blocks as the request needs. It is wrong only if the model's
+/// context has no room for its `tokens` either: else the nodes that are here are too small.
+fn too_large<T>(
+    request: &PlacementRequest<'_>,
+    role: NodeRole,
+    tokens: u32,
+    what: String,
+    nodes: &[&ClusterNode],
+) -> Result<T, Refusal> {
+    let context = nodes.iter().map(|node| node.info().context_length).max().unwrap_or(0);
+    // What has output may fit without it: its request begins again from its prompt.
+    if tokens == 0 || tokens >= context || request.output_tokens > 0 {
+        let message = format!("no ready {role} node takes {what} in its context of {context} tokens");
+        return refuse(ErrorKind::Invalid, message, None);
+    }
+    let room = |layout: &KvLayout| u64::from(layout.num_blocks) * u64::from(layout.block_tokens);
+    let largest = nodes.iter().map(|node| room(&node.info().layout)).max().unwrap_or(0);
+    let message = format!(
+        "no ready {role} node has room for {what}: the largest holds {largest} tokens (its cache_bytes or cache_blocks)"
+    );
+    refuse(ErrorKind::Unavailable, message, Some(RETRY_UNAVAILABLE))
 }
 
 /// Blocks that were not charged. Shared prefixes are charged to each request: what is promised here
@@ -385,4 +406,43 @@ pub(super) fn has_seat(node: &ClusterNode) -> bool {
     let profile = &node.info().profile;
     let slots = (profile.max_running as usize).saturating_add(profile.max_waiting as usize);
     slots == 0 || node.charges.sequences() < slots
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{cluster, id, info, place, refusal, request};
+    use super::super::{ClusterConfig, Policies};
+    use super::*;
+    use crate::placement::PlacementKind;
+
+    #[test]
+    fn prompt_within_the_context_is_unavailable_if_it_fits_no_node() {
+        let now = Instant::now();
+        let mut cluster = cluster(now, PlacementKind::CacheAware);
+        let long = |prompt_tokens| PlacementRequest { prompt_tokens, wants_decode: false, ..request(0, &[]) };
+        let (kind, message) = refusal(&mut cluster, now, &long(2048));
+        let named = "no ready prefill node takes a prompt of 2048 tokens in its context of 2048 tokens";
+        assert_eq!((kind, message.as_str()), (ErrorKind::Invalid, named));
+        let (kind, message) = refusal(&mut cluster, now, &long(1700));
+        let named = "no ready prefill node has room for a prompt of 1700 tokens: the largest holds 1600 tokens";
+        assert!(kind == ErrorKind::Unavailable && message.starts_with(named), "{message}");
+        let much = PlacementRequest { max_tokens: 1500, ..request(0, &[]) };
+        let (kind, message) = refusal(&mut cluster, now, &much);
+        let named =
+            "no ready decode node has room for 160 prompt and 1500 output tokens: the largest holds 1600 tokens";
+        assert!(kind == ErrorKind::Unavailable && message.starts_with(named), "{message}");
+        let resumed = PlacementRequest { output_tokens: 100, ..much };
+        assert_eq!(refusal(&mut cluster, now, &resumed).0, ErrorKind::Invalid, "it begins again from its prompt");
+    }
+
+    #[test]
+    fn prompt_that_fits_only_decode_nodes_is_computed_there() {
+        let now = Instant::now();
+        let mut cluster = Cluster::new(ClusterConfig::default(), Policies::default());
+        let mut small = info("p0", NodeRole::Prefill, 1);
+        small.layout.num_blocks = 4;
+        cluster.on_node_joined(now, small);
+        cluster.on_node_joined(now, info("d0", NodeRole::Decode, 1));
+        assert_eq!(place(&mut cluster, now, &request(0, &[])).unwrap().prefill, id("d0"));
+    }
 }

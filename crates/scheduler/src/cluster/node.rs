@@ -50,6 +50,8 @@ pub struct ClusterNode {
     state: NodeState,
     load: Load,
     reported: Instant,
+    /// When it left; none while it is here.
+    left: Option<Instant>,
     joined: Instant,
     pub(crate) charges: NodeCharges,
     /// Index of its cost models.
@@ -81,6 +83,7 @@ impl ClusterNode {
             state: NodeState::Ready,
             load: Load::default(),
             reported: now,
+            left: None,
             joined: now,
             charges: NodeCharges::default(),
             class,
@@ -118,9 +121,14 @@ impl ClusterNode {
         &self.load
     }
 
-    /// When the last report came, or when it joined or left.
+    /// When the last report came, or when it joined.
     pub fn reported(&self) -> Instant {
         self.reported
+    }
+
+    /// When it left; none while it is here.
+    pub(super) fn left(&self) -> Option<Instant> {
+        self.left
     }
 
     /// Requests placed there that have not ended.
@@ -175,7 +183,7 @@ impl ClusterNode {
 
     pub(super) fn on_left(&mut self, now: Instant, state: NodeState) {
         self.state = state;
-        self.reported = now;
+        self.left = Some(now);
         self.charges = NodeCharges::default();
     }
 }

@@ -163,9 +163,10 @@ impl Cluster {
         let alone = self.decode_nodes_are_alone(&prefill);
         // Without a prefill node nothing depends on the decode nodes, but an explanation may ask
         // for them.
-        let decode = match alone || request.wants_decode && (prefill.is_ok() || keep.is_some()) {
-            true => self.decode_candidates(now, sized, matches),
-            false => Ok(Vec::new()),
+        let decode = if alone || request.wants_decode && (prefill.is_ok() || keep.is_some()) {
+            self.decode_candidates(now, sized, matches)
+        } else {
+            Ok(Vec::new())
         };
         let chosen = match (&prefill, &decode) {
             (Ok(prefill), Ok(decode)) => {
@@ -212,9 +213,10 @@ impl Cluster {
         matches: &Matches,
     ) -> Result<Placement, Refusal> {
         let assessment = self.assess(now, sized, &chosen);
-        let first_token_delay = match sized.request.accepted {
-            false => verdict(&mut *self.policies.admission, &assessment)?,
-            true => self.policies.admission.first_token_delay(&assessment),
+        let first_token_delay = if sized.request.accepted {
+            self.policies.admission.first_token_delay(&assessment)
+        } else {
+            verdict(&mut *self.policies.admission, &assessment)?
         };
         let fetch = self.fetch_of(now, &chosen, matches);
         self.charge(now, sized, &chosen, fetch.as_ref());

@@ -77,8 +77,8 @@ impl NodeTable {
         left.on_left(now, state);
         self.index.remove_node(node);
         self.pauses.retain(|(holder, reader)| holder != node && reader != node);
-        let gone = self.values().filter(|node| node.state().is_gone());
-        let mut by_age: Vec<_> = gone.map(|node| (node.reported(), node.info().node.clone())).collect();
+        let mut by_age: Vec<_> =
+            self.values().filter_map(|node| Some((node.left()?, node.info().node.clone()))).collect();
         by_age.sort();
         let surplus = by_age.len().saturating_sub(most_lost);
         for (_, node) in by_age.into_iter().take(surplus) {

@@ -463,13 +463,6 @@ fn placement_refusal_names_what_is_missing() {
     let mut empty = Cluster::new(ClusterConfig::default(), Policies::default());
     assert_eq!(refusal(&mut empty, now, &request(0, &[])), (ErrorKind::Unavailable, "no prefill node is ready".into()));
     let mut cluster = cluster(now, PlacementKind::CacheAware);
-    let too_long = PlacementRequest { prompt_tokens: 1700, ..request(0, &[]) };
-    assert_eq!(refusal(&mut cluster, now, &too_long).0, ErrorKind::Invalid);
-    let too_much = PlacementRequest { max_tokens: 1500, ..request(0, &[]) };
-    assert_eq!(
-        refusal(&mut cluster, now, &too_much),
-        (ErrorKind::Invalid, "160 prompt and 1500 output tokens do not fit any decode node".into())
-    );
     let exclude = [id("d0"), id("d1")];
     let excluded = PlacementRequest { exclude: &exclude, ..request(0, &[]) };
     assert_eq!(refusal(&mut cluster, now, &excluded), (ErrorKind::Unavailable, "no decode node is ready".into()));

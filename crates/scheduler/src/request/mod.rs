@@ -436,7 +436,9 @@ impl RequestCore {
     fn on_prefill(&mut self, now: Instant, event: PrefillEvent) {
         match event {
             PrefillEvent::Started { queue, cached_tokens } => {
-                self.timeline.prefill_queue = queue;
+                if self.output.len() == 0 {
+                    self.timeline.prefill_queue = queue;
+                }
                 self.count_cached(cached_tokens);
                 if let Some(attempted) = &mut self.attempted {
                     attempted.prefill_started = now;
@@ -446,7 +448,10 @@ impl RequestCore {
             PrefillEvent::Fetched(report) if self.migrations.has_migrated() => self.on_kv_fetched(report),
             PrefillEvent::Fetched(report) => self.on_fetched(report),
             PrefillEvent::FirstToken { token, logprobs, prompt_logprobs, finish, compute } => {
-                self.timeline.prefill_compute = compute;
+                // What is computed again comes after the first token, and is no part of the TTFT.
+                if self.output.len() == 0 {
+                    self.timeline.prefill_compute = compute;
+                }
                 if !prompt_logprobs.is_empty() && !std::mem::replace(&mut self.prompt_logprobs_sent, true) {
                     self.effects.push_back(RequestEffect::PromptLogprobs(prompt_logprobs));
                 }
@@ -518,7 +523,7 @@ impl RequestCore {
                     return self.on_token(now, index, token);
                 }
                 // The decode node computed the last part of the prompt.
-                if let Some(attempted) = &self.attempted {
+                if let Some(attempted) = self.attempted.as_ref().filter(|_| self.output.len() == 0) {
                     self.timeline.prefill_compute = now.saturating_duration_since(attempted.prefill_started);
                 }
                 self.on_first_token(now, token);

@@ -327,8 +327,20 @@ fn request_resumes_after_delivered_tokens_when_a_node_is_lost() {
         (4, None),
         "the client has those of the prompt"
     );
+    let again = PrefillEvent::Started { queue: 300 * MS, cached_tokens: 0 };
+    shell.tell(1, RequestEvent::Prefill(again));
     shell.tell(0, token(2, 99, None));
-    shell.tell(1, first(12));
+    let slow = PrefillEvent::FirstToken {
+        token: 12,
+        logprobs: None,
+        prompt_logprobs: Vec::new(),
+        finish: None,
+        compute: 900 * MS,
+    };
+    shell.tell(1, RequestEvent::Prefill(slow));
+    let timeline = shell.core.timeline();
+    let was = (Duration::ZERO, MS);
+    assert_eq!((timeline.prefill_queue, timeline.prefill_compute), was, "of the token that the TTFT is of");
     shell.tell(1, handed_off());
     shell.tell(1, token(3, 13, Some(FinishReason::Length)));
     assert_eq!((shell.delivered.clone(), shell.ended), (vec![10, 11, 12, 13], Some(Ok(FinishReason::Length))));
