@@ -25,6 +25,7 @@ use crate::prompt::{CheckedRequest, Limits, TextModel, timeout};
 use crate::relay::Relay;
 use crate::run_time_settings::{Rules, RunTimeSettings};
 use crate::transfers::Transfers;
+use crate::unjoined::UnjoinedNodes;
 use crate::window_stats::SharedWindowStats;
 
 /// Responses on their way to a client's connection. What that does not take is kept by its relay,
@@ -104,6 +105,8 @@ pub struct Frontend {
     pub live: LiveRequests,
     /// The way to the nodes.
     pub nodes: NodeSessions,
+    /// Nodes that asked to join, without a session.
+    pub unjoined: UnjoinedNodes,
     /// What the nodes last said of their transfers.
     pub transfers: Transfers,
     /// Metric handles.
@@ -158,6 +161,7 @@ impl Frontend {
             limits: Mutex::new(limits),
             live,
             nodes,
+            unjoined: UnjoinedNodes::default(),
             transfers: Transfers::default(),
             metrics,
             window_stats: SharedWindowStats::new(clock.now()),

@@ -216,9 +216,10 @@ impl Frontend {
 
     fn reading(&self) -> Result<Reading, GenerateError> {
         let reading = Reading(Arc::clone(&self.keyed.readers));
-        match reading.0.fetch_add(1, Ordering::Relaxed) < self.limits().max_requests {
-            true => Ok(reading),
-            false => Err(self.full()),
+        if reading.0.fetch_add(1, Ordering::Relaxed) < self.limits().max_requests {
+            Ok(reading)
+        } else {
+            Err(self.full())
         }
     }
 

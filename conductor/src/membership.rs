@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use baton_proto::Step;
 use baton_proto::v1::{self, node_command::Command, node_event::Event};
-use baton_scheduler::{Applied, Away, NodeState, RequestEvent};
+use baton_scheduler::{Applied, Away, ClusterNode, NodeState, RequestEvent};
 use baton_types::{
     DecodeEvent, ErrorKind, Load, NodeInfo, NodeRole, PrefillEvent, Refused, RequestKey, TransferReport,
 };
 
 use crate::frontend::Frontend;
 use crate::nodes::{SessionError, SessionEvents, run_session};
+use crate::unjoined::NotJoined;
 
 /// Requests that are told at once that their node is away, and how long the next ones wait.
 const AWAY_AT_ONCE: usize = 32;
@@ -22,21 +23,27 @@ pub fn join(frontend: &Arc<Frontend>, info: NodeInfo) -> Result<(), Refused> {
     if let Err(refused) = check_model(frontend, &info) {
         // The node asks again every few seconds, and logs it each time.
         tracing::warn!(node = %info.node, reason = refused.message, "a node is refused");
-        return Err(refused);
+        return Err(refuse(frontend, &info, refused));
     }
-    let Some(dial) = frontend.nodes.register(info)? else { return Ok(()) };
-    let node = dial.info.node.clone();
+    let registered = frontend.nodes.register(info.clone());
+    let Some(dial) = registered.map_err(|refused| refuse(frontend, &info, refused))? else { return Ok(()) };
     let frontend = Arc::clone(frontend);
     frontend.clone().tasks.spawn_request("node session", async move {
         tokio::select! {
             begun = run_session(&frontend.nodes, dial, frontend.id, &*frontend.clock, &*frontend) => if let Err(error) = begun {
-                tracing::warn!(%node, %error, "no session with a node");
+                frontend.on_no_session(&info, &error);
             },
             // The nodes see their sessions end and abort what is left.
             () = frontend.tasks.cancelled() => {}
         }
     });
     Ok(())
+}
+
+/// Operators see what was refused.
+fn refuse(frontend: &Frontend, info: &NodeInfo, refused: Refused) -> Refused {
+    frontend.unjoined.on_not_joined(frontend.clock.now(), info, NotJoined::Refused, &refused.message);
+    refused
 }
 
 /// A node of another model, or with another layout than the nodes that are here, cannot serve with
@@ -90,6 +97,7 @@ impl SessionEvents for Frontend {
             node = %info.node, role = %info.role, generation = %info.generation, address = info.address,
             kv_class = info.kv_class, "node joined"
         );
+        self.unjoined.on_joined(info);
         self.tell_settings(&info.node);
         self.cluster().on_node_joined(self.clock.now(), info.clone());
     }
@@ -174,6 +182,22 @@ impl SessionEvents for Frontend {
 }
 
 impl Frontend {
+    /// A node registered, and its session did not begin.
+    fn on_no_session(&self, info: &NodeInfo, error: &SessionError) {
+        let node = &info.node;
+        tracing::warn!(%node, %error, "no session with a node");
+        let why = match error {
+            // A later start has one.
+            SessionError::Closed => return,
+            SessionError::WrongNode(_) => NotJoined::Refused,
+            _ => NotJoined::Unreachable,
+        };
+        let start = |known: &&ClusterNode| known.info().generation == info.generation;
+        if self.cluster().node(node).filter(start).is_none_or(|known| known.state() != NodeState::Drained) {
+            self.unjoined.on_not_joined(self.clock.now(), info, why, &error.to_string());
+        }
+    }
+
     fn on_load(&self, now: Instant, info: &NodeInfo, load: Load) {
         let stalled = load.stalled;
         let was_stalled = {
@@ -246,9 +270,10 @@ impl Frontend {
         let changes = events.events.into_iter().map(TryInto::try_into).collect::<Result<Vec<_>, _>>()?;
         let sequence = events.sequence;
         let snapshot = events.snapshot;
-        let applied = match events.goes_on {
-            true => self.index.more_of_snapshot(&info.node, info.generation, sequence, &changes),
-            false => self.index.on_events(&info.node, info.generation, sequence, snapshot, &changes),
+        let applied = if events.goes_on {
+            self.index.more_of_snapshot(&info.node, info.generation, sequence, &changes)
+        } else {
+            self.index.on_events(&info.node, info.generation, sequence, snapshot, &changes)
         };
         if applied == Applied::Gap {
             tracing::info!(node = %info.node, "prefix events were missed: asking for a snapshot");

@@ -9,6 +9,7 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use crate::error::GenerateError;
 use crate::frontend::Frontend;
 use crate::prediction_errors::{Estimate, Pair};
+use crate::unjoined::NotJoined;
 
 const SUCCESSES: &str = "baton_conductor_request_success_total";
 const FAILURES: &str = "baton_conductor_request_failures_total";
@@ -40,6 +41,7 @@ const MEASURED_SECONDS: &str = "baton_conductor_measured_seconds";
 const PREDICTED_TOKENS: &str = "baton_conductor_predicted_tokens";
 const MEASURED_TOKENS: &str = "baton_conductor_measured_tokens";
 const NODES: &str = "baton_conductor_nodes_ready";
+const NODES_UNJOINED: &str = "baton_conductor_nodes_unjoined";
 const NODES_LOST: &str = "baton_conductor_nodes_lost_total";
 
 /// Parts of what was measured.
@@ -187,6 +189,12 @@ pub const METRICS: &[MetricDoc] = &[
         "Measured output tokens of finished requests.",
     ),
     doc(NODES, MetricKind::Gauge, &["role"], "Nodes that accept requests."),
+    doc(
+        NODES_UNJOINED,
+        MetricKind::Gauge,
+        &["state"],
+        "Nodes that asked to join within 30 s and have no session: refused (another model, layout or version, or a name that is taken), unreachable.",
+    ),
     doc(NODES_LOST, MetricKind::Counter, &["role"], "Node sessions that ended, without those of drained nodes."),
 ];
 
@@ -223,6 +231,7 @@ pub struct Metrics {
     cached_tokens: Counter,
     prefill_nodes: Gauge,
     decode_nodes: Gauge,
+    unjoined: [Gauge; NotJoined::ALL.len()],
     estimates: [EstimateMetrics; Estimate::ALL.len()],
 }
 
@@ -285,6 +294,7 @@ impl Default for Metrics {
             cached_tokens: counter!(CACHED_TOKENS),
             prefill_nodes: gauge!(NODES, "role" => "prefill"),
             decode_nodes: gauge!(NODES, "role" => "decode"),
+            unjoined: NotJoined::ALL.map(|why| gauge!(NODES_UNJOINED, "state" => why.as_str())),
             estimates: Estimate::ALL.map(EstimateMetrics::new),
         }
     }
@@ -391,6 +401,10 @@ impl Metrics {
         let card = frontend.model_card();
         self.prefill_nodes.set(f64::from(card.prefill_nodes));
         self.decode_nodes.set(f64::from(card.decode_nodes));
+        let unjoined = frontend.unjoined.lately(frontend.clock.now());
+        for (why, gauge) in NotJoined::ALL.iter().zip(&self.unjoined) {
+            gauge.set(unjoined.iter().filter(|(.., node)| node.why == *why).count() as f64);
+        }
     }
 }
 

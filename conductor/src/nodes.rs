@@ -316,12 +316,12 @@ fn check_welcome(welcome: v1::Welcome, registered: &NodeInfo) -> Result<NodeInfo
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use baton_types::{KvDtype, KvLayout, NodeProfile, NodeRole};
 
     use super::*;
 
-    fn info(name: &str, generation: u64) -> NodeInfo {
+    pub(crate) fn info(name: &str, generation: u64) -> NodeInfo {
         NodeInfo {
             node: NodeId::new(name).unwrap(),
             role: NodeRole::Prefill,

@@ -153,9 +153,10 @@ impl RunTimeSettings {
             if value.len() > MAX_VALUE_BYTES {
                 return Err(refused(key, format!("{} bytes, but must be at most {MAX_VALUE_BYTES}", value.len())));
             }
-            match value.is_empty() {
-                true => values.remove(key),
-                false => values.insert(key.clone(), value.clone()),
+            if value.is_empty() {
+                values.remove(key)
+            } else {
+                values.insert(key.clone(), value.clone())
             };
         }
         let next = SharedSettings { version: before.version + 1, values, by: by.to_owned(), set_at_ms };
@@ -258,7 +259,8 @@ impl Frontend {
             }
         };
         let changes = changes(&before, &shared);
-        tracing::info!(version, by, set_at_ms, changes, "settings changed");
+        // It changes what every client gets.
+        tracing::warn!(version, by, set_at_ms, changes, "settings changed");
         self.set_limits(rules.limits);
         self.cluster().set_rules(rules.cluster, Policies::new(rules.placement, rules.admission));
         // It was checked.

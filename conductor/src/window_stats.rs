@@ -34,13 +34,17 @@ pub struct AdmissionStats {
     pub refused: u64,
     /// Waited in the admission queue, whatever became of them then.
     pub queued: u64,
-    /// The last one refused.
-    pub last_refusal: Option<LastRefusal>,
+    /// The last one refused of each kind, latest first.
+    pub last_refusals: Vec<LastRefusal>,
 }
 
 /// What the last client that was refused was told.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LastRefusal {
+    /// What to do about it.
+    pub kind: ErrorKind,
+    /// Refusals of this kind.
+    pub count: u64,
     /// When.
     pub at: Instant,
     /// Why.
@@ -56,9 +60,12 @@ impl AdmissionStats {
             Ok(_) => self.accepted += 1,
             Err(error) if matches!(error.kind(), ErrorKind::Overloaded | ErrorKind::Unavailable) => {
                 self.refused += 1;
+                let kind = error.kind();
+                let earlier = self.last_refusals.iter().position(|refusal| refusal.kind == kind);
+                let count = 1 + earlier.map_or(0, |index| self.last_refusals.remove(index).count);
                 let message = error.to_string();
                 let retry_after = error.retry_after();
-                self.last_refusal = Some(LastRefusal { at: now, message, retry_after });
+                self.last_refusals.insert(0, LastRefusal { kind, count, at: now, message, retry_after });
             }
             Err(_) => {}
         }
@@ -180,6 +187,11 @@ mod tests {
         window_stats.on_admission::<()>(now, &Err(GenerateError::invalid("seed", "no")));
         window_stats.on_admission::<()>(now, &Err(RequestError::GoingDown.into()));
         assert_eq!((window_stats.accepted, window_stats.refused), (1, 1));
-        assert_eq!(window_stats.last_refusal.unwrap().message, "this conductor is going down");
+        assert_eq!(window_stats.last_refusals[0].message, "this conductor is going down");
+        let full = GenerateError::Frontend { kind: ErrorKind::Overloaded, message: "full".into(), retry_after: None };
+        window_stats.on_admission::<()>(now, &Err(full));
+        window_stats.on_admission::<()>(now, &Err(RequestError::GoingDown.into()));
+        let told = window_stats.last_refusals.iter().map(|refusal| (refusal.kind, refusal.count));
+        assert_eq!(told.collect::<Vec<_>>(), [(ErrorKind::Unavailable, 2), (ErrorKind::Overloaded, 1)]);
     }
 }

@@ -53,12 +53,23 @@ impl v1::cluster_server::Cluster for ClusterService {
         let nodes = cluster.nodes().map(|node| v1::NodeStatus {
             info: Some(node.info().into()),
             state: node.state().as_str().into(),
-            load: Some(node.load().into()),
+            load: (!node.state().is_gone()).then(|| node.load().into()),
             report_age_s: now.saturating_duration_since(node.reported()).as_secs_f64(),
             placed: node.placed() as u32,
             transfer: self.0.transfers.of(&node.info().node).as_ref().map(Into::into),
         });
-        Ok(Response::new(v1::ListNodesResponse { nodes: nodes.collect() }))
+        let nodes = nodes.collect();
+        drop(cluster);
+        let unjoined = self.0.unjoined.lately(now).into_iter().map(|(node, generation, unjoined)| v1::UnjoinedNode {
+            name: node.to_string(),
+            role: unjoined.role.as_str().into(),
+            generation: generation.to_string(),
+            address: unjoined.address,
+            state: unjoined.why.as_str().into(),
+            reason: unjoined.reason,
+            asked_age_s: now.saturating_duration_since(unjoined.asked).as_secs_f64(),
+        });
+        Ok(Response::new(v1::ListNodesResponse { nodes, unjoined: unjoined.collect() }))
     }
 
     async fn check_integrity(
@@ -70,6 +81,10 @@ impl v1::cluster_server::Cluster for ClusterService {
         let asked = |node: &&ClusterNode| node.state() != NodeState::Drained;
         let infos: Vec<NodeInfo> = self.0.cluster().nodes().filter(asked).map(|node| node.info().clone()).collect();
         let mut nodes = Vec::with_capacity(infos.len());
+        for (node, _, unjoined) in self.0.unjoined.lately(self.0.clock.now()) {
+            let problem = format!("{}: {}", unjoined.why.as_str(), unjoined.reason);
+            nodes.push(v1::NodeIntegrity { node: node.to_string(), problem, load: None });
+        }
         for info in infos {
             let (problem, load) = match within(&*self.0.clock, INTEGRITY_TIMEOUT, check_node(&info)).await {
                 Some(Ok(response)) => (response.problem, response.load),

@@ -11,10 +11,7 @@ pub(super) fn order(frontend: &Frontend, name: &str, draining: bool) -> Result<(
     let node = known_node(frontend, name)?;
     {
         let mut cluster = frontend.cluster();
-        match draining {
-            true => cluster.on_drain_ordered(&node),
-            false => cluster.on_undrain_ordered(&node),
-        }
+        if draining { cluster.on_drain_ordered(&node) } else { cluster.on_undrain_ordered(&node) }
     }
     frontend.tell(&node, Command::Drain(v1::DrainCommand { draining }))?;
     tracing::info!(%node, draining, "an operator asked a node");

@@ -62,12 +62,16 @@ fn admission_load(now: Instant, window_stats: &AdmissionStats) -> v1::AdmissionL
         age_s: now.saturating_duration_since(refusal.at).as_secs_f64(),
         message: refusal.message.clone(),
         retry_after_s: refusal.retry_after.map(|after| after.as_secs_f64()),
+        kind: refusal.kind.as_str().into(),
+        count: refusal.count,
     };
+    let refusals: Vec<_> = window_stats.last_refusals.iter().map(last_refusal).collect();
     v1::AdmissionLoad {
         accepted: window_stats.accepted,
         refused: window_stats.refused,
         queued: window_stats.queued,
-        last_refusal: window_stats.last_refusal.as_ref().map(last_refusal),
+        last_refusal: refusals.first().cloned(),
+        refusals,
         ..v1::AdmissionLoad::default()
     }
 }

@@ -110,10 +110,11 @@ async fn keep_following(frontend: &Frontend, leader: &str) {
     loop {
         let began = frontend.clock.now();
         if let Err(error) = follow(frontend, leader).await {
-            match wait < RETRY_MAX {
-                true => tracing::warn!(leader, %error, retry_in = ?wait, "does not follow the leader"),
+            if wait < RETRY_MAX {
+                tracing::warn!(leader, %error, retry_in = ?wait, "does not follow the leader");
+            } else {
                 // It was said.
-                false => tracing::debug!(leader, %error, "still does not follow the leader"),
+                tracing::debug!(leader, %error, "still does not follow the leader");
             }
         }
         if frontend.clock.now().saturating_duration_since(began) > RETRY_MAX {

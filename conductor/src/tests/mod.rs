@@ -127,6 +127,7 @@ stories! {
     operators:
         operators_drain_and_undrain_a_node,
         operators_see_nodes_loads_and_caches,
+        operators_see_nodes_that_cannot_join,
         explain_and_recall_report_placement_and_end_of_request,
         run_time_settings_change_while_conductor_serves,
         health_readiness_and_metrics_follow_the_nodes;

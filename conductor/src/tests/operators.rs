@@ -5,13 +5,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use baton_proto::v1;
 use baton_proto::v1::explain_response::Decision;
 use baton_proto::v1::node_command::Command;
+use baton_runtime::Clock;
+use baton_types::KvDtype;
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::client::request;
-use super::world::{World, soon};
+use super::world::{World, soon, until};
 
 fn drain(command: &Command) -> Option<bool> {
     match command {
@@ -93,6 +95,36 @@ pub async fn operators_see_nodes_loads_and_caches() {
     assert_eq!((found.prompt_tokens, found.matches.len()), (3, 0));
     let version = soon(operator.version(v1::VersionRequest {})).await.unwrap().into_inner();
     assert_eq!(version.conductor_id, w.frontend.id.to_string());
+    w.ends().await;
+}
+
+pub async fn operators_see_nodes_that_cannot_join() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    let mut operator = w.operator();
+    let mut other = w.info("p1");
+    other.layout.dtype = KvDtype::F32;
+    assert_eq!(w.register(&other).await, Err(Code::Unavailable));
+    let mut far = w.info("d1");
+    far.address = "http://127.0.0.1:1".into();
+    assert_eq!(w.register(&far).await.unwrap().no_session, "");
+    until("the dial failed", || w.frontend.unjoined.reason(&far)).await;
+    assert!(w.register(&far).await.unwrap().no_session.contains("Connection refused"), "the node is told");
+
+    let listed = soon(operator.list_nodes(v1::ListNodesRequest {})).await.unwrap().into_inner();
+    let seen: Vec<_> = listed.unjoined.iter().map(|node| (&*node.name, &*node.role, &*node.state)).collect();
+    assert_eq!(seen, [("d1", "decode", "unreachable"), ("p1", "prefill", "refused")]);
+    assert_eq!(listed.unjoined[1].reason, "kv_dtype: node p1 has f32, this conductor's setting is f16");
+    let checked = soon(operator.check_integrity(v1::CheckClusterIntegrityRequest {})).await.unwrap().into_inner();
+    let problems: Vec<_> = checked.nodes.iter().map(|node| (&*node.node, node.problem.is_empty())).collect();
+    assert_eq!(problems, [("d1", false), ("p1", false), ("p0", true), ("d0", true)]);
+    let (_, metrics) = w.get("/metrics").await;
+    assert!(metrics.contains(r#"baton_conductor_nodes_unjoined{state="refused"} 1"#), "{metrics}");
+
+    w.join("p1", |_| {}).await;
+    let unjoined = |w: &World| w.frontend.unjoined.lately(w.clock.now()).len();
+    assert_eq!(unjoined(&w), 1, "it has a session");
+    w.pass_ms(31_000).await;
+    assert_eq!(unjoined(&w), 0, "it asks no more");
     w.ends().await;
 }
 

@@ -12,7 +12,7 @@ use tonic::Code;
 
 use super::client::{Answer, request};
 use super::node::{FakeNode, Job};
-use super::world::{World, settings, until};
+use super::world::{World, settings, soon, until};
 use crate::config::Settings;
 use crate::nodes::SessionEvents;
 
@@ -100,6 +100,9 @@ pub async fn silent_node_is_suspected_after_two_seconds_and_lost_after_ten() {
     assert_eq!(w.state(&silent), "suspect");
     w.pass_ms(50).await;
     assert_eq!(w.state(&silent), "lost");
+    let listed = soon(w.operator().list_nodes(v1::ListNodesRequest {})).await.unwrap().into_inner().nodes;
+    let lost = listed.iter().find(|node| node.state == "lost").unwrap();
+    assert!(lost.report_age_s >= 10.0 && lost.load.is_none(), "since its last report: {lost:?}");
     w.ends().await;
 }
 

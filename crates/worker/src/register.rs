@@ -24,6 +24,9 @@ const LOOK_UP: Duration = Duration::from_secs(5);
 /// How long the conductor may take to answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// Of so many registrations without a session one is logged: one a minute.
+const NO_SESSION_LOG: u32 = 30;
+
 /// Most names, and most addresses of each.
 const MAX_CONDUCTORS: usize = 16;
 
@@ -126,6 +129,22 @@ where
     }
 }
 
+/// Registrations in a row after which the conductor had no session with the node.
+#[derive(Default)]
+struct WithoutSession(u32);
+
+impl WithoutSession {
+    /// The conductor says why it has none, or nothing. Whether to log it.
+    fn on_registered(&mut self, reason: &str) -> bool {
+        if reason.is_empty() {
+            self.0 = 0;
+            return false;
+        }
+        self.0 += 1;
+        self.0 % NO_SESSION_LOG == 1
+    }
+}
+
 /// Registers for ever. Neither the loss of a conductor nor its refusal stops the node: it registers
 /// again by itself, and other conductors may have taken it.
 async fn register_at(conductor: &str, info: &NodeInfo, clock: &dyn Clock) {
@@ -136,12 +155,22 @@ async fn register_at(conductor: &str, info: &NodeInfo, clock: &dyn Clock) {
     let mut client = v1::membership_client::MembershipClient::new(endpoint.connect_lazy());
     let mut wait = RETRY;
     let mut known = None;
+    let mut without_session = WithoutSession::default();
     loop {
         match register_once(&mut client, info).await {
             Ok(response) => {
                 if known.as_ref() != Some(&response.conductor_id) {
                     tracing::info!(conductor, id = response.conductor_id, "registered");
                     known = Some(response.conductor_id);
+                }
+                let reason = response.no_session;
+                if without_session.on_registered(&reason) {
+                    tracing::warn!(
+                        conductor,
+                        advertises = info.address,
+                        reason,
+                        "registered, but the conductor has no session with this node (advertise_host)"
+                    );
                 }
                 wait = RETRY;
                 clock.sleep(Duration::from_millis(u64::from(response.interval_ms.clamp(100, 60_000)))).await;
@@ -151,10 +180,11 @@ async fn register_at(conductor: &str, info: &NodeInfo, clock: &dyn Clock) {
                 tracing::error!(conductor, reason, retry_in = ?RETRY_MAX, "the conductor refuses this node");
                 clock.sleep(RETRY_MAX).await;
             }
-            Err(NotRegistered::Failed(reason)) => {
-                // Once is no news: the conductor may be about to start, or this node to stop.
+            Err(NotRegistered::Failed { reason, is_answer }) => {
+                // Once is no news of a connection: the conductor may be about to start, or this node
+                // to stop.
                 match wait {
-                    RETRY => tracing::info!(conductor, reason, retry_in = ?wait, "cannot register"),
+                    RETRY if !is_answer => tracing::info!(conductor, reason, retry_in = ?wait, "cannot register"),
                     _ => tracing::warn!(conductor, reason, retry_in = ?wait, "cannot register"),
                 }
                 clock.sleep(wait).await;
@@ -168,8 +198,13 @@ async fn register_at(conductor: &str, info: &NodeInfo, clock: &dyn Clock) {
 enum NotRegistered {
     /// It does not want such a node.
     Refused(String),
-    /// It cannot be reached, or has no room now.
-    Failed(String),
+    /// It cannot be reached, or does not take the node now.
+    Failed {
+        /// What the connection or the conductor says.
+        reason: String,
+        /// The conductor says it.
+        is_answer: bool,
+    },
 }
 
 async fn register_once(
@@ -181,7 +216,8 @@ async fn register_once(
         let reason = baton_proto::reason_of_status(&status);
         match baton_proto::kind_of_status(&status) {
             ErrorKind::Invalid => NotRegistered::Refused(reason),
-            _ => NotRegistered::Failed(reason),
+            // Only what the connection says has a cause.
+            _ => NotRegistered::Failed { reason, is_answer: std::error::Error::source(&status).is_none() },
         }
     })?;
     let response = response.into_inner();
@@ -227,6 +263,7 @@ mod tests {
                         protocol_version: PROTOCOL_VERSION,
                         conductor_id,
                         interval_ms,
+                        ..v1::RegisterResponse::default()
                     }))
                 }
                 Err(kind) => Err(baton_proto::status(kind, "as the test wants it", None)),
@@ -268,6 +305,14 @@ mod tests {
         }
         let many = vec!["a:1"; MAX_CONDUCTORS + 1].join(",");
         assert!(names(&many).unwrap_err().to_string().contains("17 addresses"));
+    }
+
+    #[test]
+    fn missing_session_is_logged_once_a_minute() {
+        let mut without = WithoutSession::default();
+        let mut logged = |reason, times: u32| (0..times).filter(|_| without.on_registered(reason)).count();
+        assert_eq!((logged("", 5), logged("no route", NO_SESSION_LOG), logged("no route", 1)), (0, 1, 1));
+        assert_eq!((logged("", 1), logged("no route", 2)), (0, 1), "it had one in between");
     }
 
     #[tokio::test]
