@@ -62,14 +62,17 @@ fn render_status(status: &v1::CacheStatusResponse, paint: Paint) -> String {
     let nodes: Vec<_> = status.nodes.iter().map(node_row).collect();
     let node_table = node_table(&NODES, &nodes, STATE, paint);
     let prefixes: Vec<_> = status.prefixes.iter().map(prefix_row).collect();
-    match prefixes.is_empty() {
-        true => format!("{node_table}\n\nno prefix came more than once of late"),
-        false => format!("{node_table}\n\n{}", table(&PREFIXES, &prefixes, paint, |_, _, cell| cell.to_owned())),
+    if prefixes.is_empty() {
+        format!("{node_table}\n\nno prefix came more than once of late")
+    } else {
+        format!("{node_table}\n\n{}", table(&PREFIXES, &prefixes, paint, |_, _, cell| cell.to_owned()))
     }
 }
 
 fn node_row(node: &v1::NodeCache) -> Vec<String> {
     let load = node.load.unwrap_or_default();
+    // Without a tier, and before the first block is there, nothing can come from it.
+    let has_ssd = load.blocks_ssd > 0 || load.prefix_hits_ssd > 0;
     let percent = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{:.0} %", 100.0 * rate));
     vec![
         node.node.clone(),
@@ -80,7 +83,7 @@ fn node_row(node: &v1::NodeCache) -> Vec<String> {
         load.blocks_total.to_string(),
         load.blocks_ssd.to_string(),
         percent(hit_rate(&load, load.prefix_hits)),
-        percent(hit_rate(&load, load.prefix_hits_ssd)),
+        percent(hit_rate(&load, load.prefix_hits_ssd).filter(|_| has_ssd)),
         percent(hit_rate(&load, load.prefix_hits_fetched)),
     ]
 }
@@ -186,6 +189,9 @@ PREFIX    TOKENS  REQUESTS  HELD BY
         assert!(render_status(&cold, Paint::none()).ends_with("\n\nno prefix came more than once of late"));
         let json = status_json(&status());
         assert_eq!((&json["nodes"][0]["hit_rate"], &json["nodes"][1]["hit_rate"]), (&json!(0.75), &Value::Null));
+        let unused = v1::Load { prefix_queries: 8, ..v1::Load::default() };
+        let unused = node_row(&v1::NodeCache { load: Some(unused), ..v1::NodeCache::default() });
+        assert_eq!(unused[7..], ["0 %", "-", "0 %"], "no block was ever on the SSD");
         assert_eq!(
             (&json["nodes"][0]["hit_rate_ssd"], &json["nodes"][0]["hit_rate_fetched"]),
             (&json!(0.25), &json!(0.125))

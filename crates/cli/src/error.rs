@@ -164,6 +164,10 @@ impl From<Status> for CliError {
             (false, "") => format!("the conductor gave no reason ({kind})"),
             (false, message) => message.to_owned(),
         };
+        // What a wrong request is told says it all.
+        let id = status.metadata().get("x-request-id").and_then(|id| id.to_str().ok());
+        let id = id.filter(|_| kind != ErrorKind::Invalid);
+        let message = id.map(|id| format!("{message} (request {id})")).unwrap_or(message);
         let retry_after_s =
             status.metadata().get(RETRY_AFTER_METADATA).and_then(|value| value.to_str().ok()?.parse().ok());
         Self::Refused { kind, message, retry_after_s }
@@ -194,5 +198,8 @@ mod tests {
         assert_eq!(error.line(false).unwrap(), "baton: full: 9 of 9 (retry after 2 s)");
         let json: serde_json::Value = serde_json::from_str(&error.line(true).unwrap()).unwrap();
         assert_eq!(json["error"]["kind"], "overloaded");
+        let mut status = baton_proto::status(ErrorKind::Unavailable, "no node is ready", None);
+        status.metadata_mut().insert("x-request-id", "07".parse().unwrap());
+        assert_eq!(CliError::from(status).to_string(), "no node is ready (request 07)");
     }
 }

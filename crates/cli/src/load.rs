@@ -83,9 +83,16 @@ fn admission(admission: Option<&v1::AdmissionLoad>) -> String {
     let v1::AdmissionLoad { policy, accepted, refused, queued, queued_now, .. } = admission;
     let counts =
         format!("admission  {policy}: {accepted} accepted, {refused} refused, {queued} queued, {queued_now} wait now");
-    let Some(last) = &admission.last_refusal else { return counts };
+    // An older conductor tells the last one only.
+    let last = admission.last_refusal.iter().filter(|_| admission.refusals.is_empty());
+    let refusals = admission.refusals.iter().chain(last).map(refusal);
+    std::iter::once(counts).chain(refusals).collect::<Vec<_>>().join("\n")
+}
+
+fn refusal(last: &v1::LastRefusal) -> String {
     let retry = last.retry_after_s.map(|after| format!("; retry in {}", seconds(after))).unwrap_or_default();
-    format!("{counts}\nrefused    {} ago: {}{retry}", seconds(last.age_s), last.message)
+    let kind = if last.kind.is_empty() { String::new() } else { format!(" ({}: {})", last.kind, last.count) };
+    format!("refused    {} ago: {}{retry}{kind}", seconds(last.age_s), last.message)
 }
 
 fn goodput(goodput: v1::Goodput) -> String {
@@ -117,6 +124,13 @@ fn to_json(load: &v1::ClusterLoadResponse) -> Value {
     let last_refusal = admission
         .last_refusal
         .map(|last| json!({ "age_s": last.age_s, "message": last.message, "retry_after_s": last.retry_after_s }));
+    let refusals = admission.refusals.iter().map(|last| {
+        json!({
+            "kind": last.kind, "count": last.count, "age_s": last.age_s, "message": last.message,
+            "retry_after_s": last.retry_after_s,
+        })
+    });
+    let refusals: Vec<_> = refusals.collect();
     let goodput = load.goodput.unwrap_or_default();
     let estimates = load.estimates.iter().map(|estimate| {
         json!({
@@ -131,6 +145,7 @@ fn to_json(load: &v1::ClusterLoadResponse) -> Value {
         "admission": {
             "policy": admission.policy, "accepted": admission.accepted, "refused": admission.refused,
             "queued": admission.queued, "queued_now": admission.queued_now, "last_refusal": last_refusal,
+            "refusals": refusals,
         },
         "goodput": { "window_s": goodput.window_s, "ended": goodput.ended, "within": goodput.within, "aborted": goodput.aborted },
         "estimates": estimates.collect::<Vec<_>>(),
@@ -159,14 +174,28 @@ mod tests {
             tbt_s: Some(0.012),
             step_s: None,
         };
-        let last = v1::LastRefusal { age_s: 3.0, message: "full".into(), retry_after_s: Some(0.5) };
+        let last = v1::LastRefusal {
+            age_s: 3.0,
+            message: "full".into(),
+            retry_after_s: Some(0.5),
+            kind: "overloaded".into(),
+            count: 2,
+        };
+        let earlier = v1::LastRefusal {
+            age_s: 300.0,
+            message: "no node is ready".into(),
+            retry_after_s: None,
+            kind: "unavailable".into(),
+            count: 5,
+        };
         let admission = v1::AdmissionLoad {
             policy: "value-density".into(),
             accepted: 9,
             refused: 2,
             queued: 1,
-            queued_now: 0,
-            last_refusal: Some(last),
+            last_refusal: Some(last.clone()),
+            refusals: vec![last, earlier],
+            ..v1::AdmissionLoad::default()
         };
         let measured = v1::PredictionError {
             estimate: "ttft".into(),
@@ -197,7 +226,8 @@ DECODE  STATE    SEQUENCES  RUNNING  KV BLOCKS  TBT      STEP
 d0      suspect  7          6        40/100     12.0 ms  -
 
 admission  value-density: 9 accepted, 2 refused, 1 queued, 0 wait now
-refused    3.00 s ago: full; retry in 500.0 ms
+refused    3.00 s ago: full; retry in 500.0 ms (overloaded: 2)
+refused    300.00 s ago: no node is ready (unavailable: 5)
 goodput    0.50 requests/s: 30 of 33 within their objectives, 2 aborted in 60 s
 
 ESTIMATE  N  PREDICTED  MEASURED  BIAS   ERROR P50  ERROR P90
@@ -209,6 +239,7 @@ output    0  -          -         -      -          -";
     #[test]
     fn load_json_has_null_for_unknown_figures() {
         let json = to_json(&load());
+        assert_eq!(json["admission"]["refusals"][1]["count"], 5);
         assert_eq!((&json["decode"][0]["step_s"], &json["estimates"][1]["error_p50"]), (&Value::Null, &Value::Null));
         assert_eq!(
             (&json["admission"]["last_refusal"]["message"], &json["goodput"]["within"]),

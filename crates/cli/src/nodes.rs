@@ -40,18 +40,20 @@ pub async fn run(args: &NodesArgs, conductor: &str, json: bool) -> Result<(), Cl
 }
 
 async fn look(args: &NodesArgs, conductor: &Conductor, json: bool) -> Result<String, CliError> {
-    let nodes = conductor.cluster().list_nodes(v1::ListNodesRequest {}).await?.into_inner().nodes;
+    let listed = conductor.cluster().list_nodes(v1::ListNodesRequest {}).await?.into_inner();
+    let nodes = &listed.nodes;
     if json {
-        let value = match args.transport {
-            true => paths::json(&nodes),
-            false => Value::Array(nodes.iter().map(node_json).collect()),
+        let value = if args.transport {
+            paths::json(nodes)
+        } else {
+            nodes.iter().map(node_json).chain(listed.unjoined.iter().map(unjoined_json)).collect()
         };
         return Ok(value.to_string());
     }
     Ok(match args.transport {
-        true => paths::render(&nodes, Paint::stdout()),
-        false if nodes.is_empty() => "no node has registered".to_owned(),
-        false => render(&nodes, Paint::stdout()),
+        true => paths::render(nodes, Paint::stdout()),
+        false if nodes.is_empty() && listed.unjoined.is_empty() => "no node has registered".to_owned(),
+        false => render(&listed, Paint::stdout()),
     })
 }
 
@@ -78,33 +80,60 @@ async fn check(conductor: &Conductor, json: bool) -> Result<(), CliError> {
     }
 }
 
-fn render(nodes: &[v1::NodeStatus], paint: Paint) -> String {
-    let rows: Vec<Vec<String>> = nodes.iter().map(row).collect();
-    node_table(&HEADER, &rows, STATE, paint)
+fn render(listed: &v1::ListNodesResponse, paint: Paint) -> String {
+    let rows: Vec<_> = listed.nodes.iter().map(row).chain(listed.unjoined.iter().map(unjoined_row)).collect();
+    let table = node_table(&HEADER, &rows, STATE, paint);
+    let why = |node: &v1::UnjoinedNode| format!("{} is {}: {}", node.name, node.state, node.reason);
+    let why: Vec<_> = listed.unjoined.iter().map(why).collect();
+    if why.is_empty() { table } else { format!("{table}\n\n{}", why.join("\n")) }
 }
 
 fn row(node: &v1::NodeStatus) -> Vec<String> {
     let info = node.info.clone().unwrap_or_default();
-    let load = node.load.unwrap_or_default();
-    let hits = match load.prefix_queries {
-        0 => "-".to_owned(),
+    // A node that has left has none.
+    let of_load = |figure: &dyn Fn(&v1::Load) -> String| node.load.as_ref().map_or_else(none, figure);
+    let hits = |load: &v1::Load| match load.prefix_queries {
+        0 => none(),
         queries => format!("{:.0} %", 100.0 * load.prefix_hits as f64 / queries as f64),
     };
     vec![
         info.name,
         info.role,
         node.state.clone(),
-        load.running.to_string(),
-        load.waiting.to_string(),
+        of_load(&|load| load.running.to_string()),
+        of_load(&|load| load.waiting.to_string()),
         node.placed.to_string(),
-        format!("{}/{}", load.blocks_used, load.blocks_total),
-        cached_tokens(node).to_string(),
-        hits,
+        of_load(&|load| format!("{}/{}", load.blocks_used, load.blocks_total)),
+        of_load(&|_| cached_tokens(node).to_string()),
+        of_load(&hits),
         format!("{:.1} s ago", node.report_age_s),
         info.generation,
         info.kv_class,
         info.address,
     ]
+}
+
+/// A node that asked to join and has no session.
+fn unjoined_row(node: &v1::UnjoinedNode) -> Vec<String> {
+    let mut row = vec![none(); HEADER.len()];
+    row[0].clone_from(&node.name);
+    row[1].clone_from(&node.role);
+    row[STATE].clone_from(&node.state);
+    row[HEADER.len() - 4] = format!("{:.1} s ago", node.asked_age_s);
+    row[HEADER.len() - 3].clone_from(&node.generation);
+    row[HEADER.len() - 1].clone_from(&node.address);
+    row
+}
+
+fn none() -> String {
+    "-".to_owned()
+}
+
+fn unjoined_json(node: &v1::UnjoinedNode) -> Value {
+    json!({
+        "name": node.name, "role": node.role, "state": node.state, "generation": node.generation,
+        "address": node.address, "reason": node.reason, "report_age_s": node.asked_age_s, "load": null,
+    })
 }
 
 fn cached_tokens(node: &v1::NodeStatus) -> u64 {
@@ -188,13 +217,36 @@ mod tests {
             load: Some(load),
             report_age_s: 0.25,
             placed: 4,
-            transfer: None,
+            ..Default::default()
         }
     }
 
     #[test]
+    fn lost_node_has_no_figures_and_unjoined_node_its_reason() {
+        let lost = v1::NodeStatus { state: "lost".into(), load: None, report_age_s: 12.0, ..node() };
+        let unjoined = v1::UnjoinedNode {
+            name: "decode-1".into(),
+            role: "decode".into(),
+            generation: "2b".into(),
+            address: "http://10.9.9.9:7100".into(),
+            state: "unreachable".into(),
+            reason: "cannot reach http://10.9.9.9:7100: Network is unreachable".into(),
+            asked_age_s: 1.5,
+        };
+        assert_eq!(unjoined_json(&unjoined)["state"], "unreachable");
+        let expected = "\
+NAME       ROLE     STATE        RUNNING  WAITING  PLACED  KV BLOCKS  CACHED TOKENS  PREFIX HITS  REPORT      GENERATION  KV CLASS    ADDRESS
+prefill-0  prefill  lost         -        -        4       -          -              -            12.0 s ago  1a          cpu-int8-3  http://127.0.0.1:9
+decode-1   decode   unreachable  -        -        -       -          -              -            1.5 s ago   2b          -           http://10.9.9.9:7100
+
+decode-1 is unreachable: cannot reach http://10.9.9.9:7100: Network is unreachable";
+        let listed = v1::ListNodesResponse { nodes: vec![lost], unjoined: vec![unjoined] };
+        assert_eq!(render(&listed, Paint::none()), expected);
+    }
+
+    #[test]
     fn nodes_table_has_a_row_per_node() {
-        let text = render(&[node()], Paint::none());
+        let text = render(&v1::ListNodesResponse { nodes: vec![node()], unjoined: Vec::new() }, Paint::none());
         let cells: Vec<&str> =
             text.lines().nth(1).unwrap().split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
         assert_eq!(

@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use baton_proto::v1;
+use baton_runtime::{Clock, SystemClock};
 use serde_json::{Value, json};
 
 use crate::args::{SettingsCommand, SettingsSetArgs};
@@ -58,9 +59,10 @@ async fn set(args: &SettingsSetArgs, addresses: &str, json: bool) -> Result<(), 
         let late = late.join(", ");
         return Err(CliError::Cluster(format!("version {version} is set, but not in force yet at {late}")));
     }
-    let text = match json {
-        true => to_json(&set).to_string(),
-        false => format!("version {} is in force at {} of {} conductors", set.version, all.len(), all.len()),
+    let text = if json {
+        to_json(&set).to_string()
+    } else {
+        format!("version {} is in force at {} of {} conductors", set.version, all.len(), all.len())
     };
     Ok(line(&text)?)
 }
@@ -149,7 +151,20 @@ fn render(settings: &v1::RunTimeSettings, paint: Paint) -> String {
     let rows = table(&["SETTING", "VALUE", "FROM"], &rows, paint, |_, _, cell| cell.to_owned());
     match settings.version {
         0 => format!("{rows}\n\nversion 0: nothing was set at run time"),
-        version => format!("{rows}\n\nversion {version}, set by {}", settings.by),
+        version => {
+            let age_s = SystemClock.unix_ms().saturating_sub(settings.set_at_ms) / 1000;
+            format!("{rows}\n\nversion {version}, set by {} {} ago", settings.by, age(age_s))
+        }
+    }
+}
+
+/// `45 s`, `12 min`, `5 h` or `3 days`.
+fn age(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
     }
 }
 
@@ -175,7 +190,8 @@ mod tests {
             origin: origin.into(),
         };
         let settings = vec![setting("log", "info", "default"), setting("ttft_slo_ms", ttft, "set at run time")];
-        v1::RunTimeSettings { version, by: "me@here".into(), set_at_ms: 7, settings }
+        let set_at_ms = SystemClock.unix_ms() - 750_000;
+        v1::RunTimeSettings { version, by: "me@here".into(), set_at_ms, settings }
     }
 
     #[test]
@@ -185,9 +201,14 @@ SETTING      VALUE  FROM
 log          info   default
 ttft_slo_ms  500    set at run time
 
-version 2, set by me@here";
+version 2, set by me@here 12 min ago";
         assert_eq!(render(&settings(2, "500"), Paint::none()), expected);
         assert_eq!(to_json(&settings(2, "500"))["settings"]["ttft_slo_ms"]["value"], json!("500"));
+    }
+
+    #[test]
+    fn age_has_the_unit_that_fits() {
+        assert_eq!([45, 750, 18_500, 260_000].map(age), ["45 s", "12 min", "5 h", "3 days"]);
     }
 
     #[test]

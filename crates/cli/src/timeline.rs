@@ -65,13 +65,14 @@ fn transferred(report: &Report) -> String {
 
 fn gaps(report: &Report) -> String {
     let gaps = &report.tbt_s;
-    match (gaps.mean, gaps.p50, gaps.p99, gaps.tail10) {
-        (Some(mean), Some(p50), Some(p99), Some(tail)) => format!(
-            "{} mean, {} median, {} p99, {} mean of the longest tenth",
+    match (gaps.mean, gaps.p50, gaps.p99, gaps.tail10, gaps.max) {
+        (Some(mean), Some(p50), Some(p99), Some(tail), Some(longest)) => format!(
+            "{} mean, {} median, {} p99, {} mean of the longest tenth, {} longest",
             seconds(mean),
             seconds(p50),
             seconds(p99),
-            seconds(tail)
+            seconds(tail),
+            seconds(longest)
         ),
         _ => "-".to_owned(),
     }

@@ -187,7 +187,7 @@ impl v1::cluster_server::Cluster for Service {
         let transfer = Some(v1::TransferReport { addresses: Vec::new(), paths: vec![path] });
         let prefill = v1::NodeStatus { transfer, ..node("prefill-0", "prefill") };
         let nodes = vec![prefill, node("decode-0", "decode")];
-        Ok(Response::new(v1::ListNodesResponse { nodes }))
+        Ok(Response::new(v1::ListNodesResponse { nodes, ..v1::ListNodesResponse::default() }))
     }
 
     async fn check_integrity(
