@@ -177,10 +177,7 @@ fn normalize_write(mut spans: Vec<SpanPair>, local_len: u64, remote_len: u64) ->
         }
         let neighbours =
             (last.remote_offset + last.len, last.local_offset + last.len) == (span.remote_offset, span.local_offset);
-        match neighbours {
-            true => last.len += span.len,
-            false => joined.push(span),
-        }
+        if neighbours { last.len += span.len } else { joined.push(span) }
     }
     Ok(joined)
 }

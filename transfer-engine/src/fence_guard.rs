@@ -80,10 +80,7 @@ impl FenceGuard {
     /// Has `run` run when the guard closes; at once if it is closed.
     pub(crate) fn on_close(&self, run: impl FnOnce() + Send + 'static) {
         let mut on_close = self.on_close.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.is_closed() {
-            true => run(),
-            false => on_close.push(Box::new(run)),
-        }
+        if self.is_closed() { run() } else { on_close.push(Box::new(run)) }
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -37,9 +37,10 @@ impl Memory {
 
     fn allocate(plan: &Plan) -> Result<Self, BenchError> {
         let bytes = to_usize(plan.working_set)?;
-        let region = match plan.carrier.shares_memory() {
-            true => MemoryRegion::allocate_shared(bytes)?,
-            false => MemoryRegion::allocate(bytes)?,
+        let region = if plan.carrier.shares_memory() {
+            MemoryRegion::allocate_shared(bytes)?
+        } else {
+            MemoryRegion::allocate(bytes)?
         };
         Ok(Self(Arc::new(region)))
     }

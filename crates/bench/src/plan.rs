@@ -130,10 +130,7 @@ impl Plan {
     /// Whether it can be run; both ends ask.
     pub fn check(&self) -> Result<(), BenchError> {
         self.check_ranges()?;
-        match self.carrier.is_baseline() {
-            true => self.check_baseline(),
-            false => Ok(()),
-        }
+        if self.carrier.is_baseline() { self.check_baseline() } else { Ok(()) }
     }
 
     fn check_ranges(&self) -> Result<(), BenchError> {

@@ -38,9 +38,8 @@ pub fn render(nodes: &[v1::NodeStatus], paint: Paint) -> String {
     if rows.is_empty() {
         return "no node has reported that it sent KV to another one (nodes report once a second)".to_owned();
     }
-    table(&HEADER, &rows, paint, |row, column, cell| match TROUBLE.contains(&column) && rows[row][column] != "0" {
-        true => paint.yellow(cell),
-        false => cell.to_owned(),
+    table(&HEADER, &rows, paint, |row, column, cell| {
+        if TROUBLE.contains(&column) && rows[row][column] != "0" { paint.yellow(cell) } else { cell.to_owned() }
     })
 }
 

@@ -21,10 +21,11 @@ pub fn request_id(args: &ExplainArgs) -> Option<String> {
     let text = args.prompt.prompt.as_ref().filter(|_| !args.prompt.raw)?;
     let bare = PREFIXES.iter().find_map(|prefix| text.strip_prefix(prefix));
     let ours = |id: &str| id.parse().ok().map(|prefix: RequestIdPrefix| prefix.to_string());
-    match args.is_request {
+    if args.is_request {
         // What has no id of ours behind such a prefix is the client's own.
-        true => Some(bare.and_then(ours).unwrap_or_else(|| text.clone())),
-        false => ours(bare.unwrap_or(text)),
+        Some(bare.and_then(ours).unwrap_or_else(|| text.clone()))
+    } else {
+        ours(bare.unwrap_or(text))
     }
 }
 

@@ -103,9 +103,10 @@ pub(crate) fn check_finite(isa: Isa, logits: &[f32]) -> Result<(), EngineError> 
     if let Some(token) = logits.iter().position(wrong) {
         return Err(EngineError::NotFinite { token: token as u32, value: logits[token] });
     }
-    match logits.iter().all(|&x| x == f32::NEG_INFINITY) {
-        true => Err(EngineError::NotFinite { token: 0, value: f32::NEG_INFINITY }),
-        false => Ok(()),
+    if logits.iter().all(|&x| x == f32::NEG_INFINITY) {
+        Err(EngineError::NotFinite { token: 0, value: f32::NEG_INFINITY })
+    } else {
+        Ok(())
     }
 }
 

@@ -132,10 +132,8 @@ impl Answer<'_> {
 
     /// What comes after the mark that opens calls, and the rules for it.
     fn rules_of_calls(&self, format: ToolCallFormat) -> (String, String) {
-        let again = |separator: &str, call: &str| match self.one_call {
-            true => String::new(),
-            false => format!(" ({separator} {call})*"),
-        };
+        let again =
+            |separator: &str, call: &str| if self.one_call { String::new() } else { format!(" ({separator} {call})*") };
         match format {
             ToolCallFormat::Llama3 => {
                 // The tag is optional, and most of the family do not write it.
@@ -192,9 +190,10 @@ impl Answer<'_> {
         let _ = writeln!(rules, "tool: {}", names.join(" | "));
         let field = if format == ToolCallFormat::Llama3 { "parameters" } else { "arguments" };
         for (index, Tool { name, parameters, is_strict }) in tools.iter().enumerate() {
-            let (before, after) = match self.format.names_tools_first() {
-                true => (format!("{} {}", lark_string(name), self.mark("[ARGS]")), ""),
-                false => (lark_string(&format!("{{\"name\": {}, \"{field}\": ", Value::from(name.as_str()))), "\"}\""),
+            let (before, after) = if self.format.names_tools_first() {
+                (format!("{} {}", lark_string(name), self.mark("[ARGS]")), "")
+            } else {
+                (lark_string(&format!("{{\"name\": {}, \"{field}\": ", Value::from(name.as_str()))), "\"}\"")
             };
             let arguments = json_rule(Value::Object(parameters.clone()), !is_strict)?;
             let _ = writeln!(rules, "tool_{index}: {before} arguments_{index} {after}\narguments_{index}: {arguments}");

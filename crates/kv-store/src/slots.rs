@@ -41,9 +41,10 @@ impl Slots {
 
     /// Slots that can have a record, as far as is known of the disk.
     pub(crate) fn usable(&self) -> u32 {
-        match self.growth.is_shut() {
-            true => self.used - self.retired - self.unfilled.len() as u32,
-            false => self.limit - self.retired,
+        if self.growth.is_shut() {
+            self.used - self.retired - self.unfilled.len() as u32
+        } else {
+            self.limit - self.retired
         }
     }
 
@@ -70,10 +71,7 @@ impl Slots {
 
     /// A write to it was begun at most.
     pub(crate) fn give_back(&mut self, slot: Slot) {
-        match slot.grows {
-            true => self.unfilled.push(slot.number),
-            false => self.free.push(slot.number),
-        }
+        if slot.grows { self.unfilled.push(slot.number) } else { self.free.push(slot.number) }
     }
 
     /// It has a record now.

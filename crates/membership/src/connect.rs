@@ -120,9 +120,10 @@ impl User {
     fn password(&self) -> Result<String, EtcdError> {
         let text = read(EtcdFile::Password, &self.password)?;
         let password = text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
-        match password.is_empty() {
-            true => Err(bad(EtcdFile::Password, &self.password, "is empty, but must be a password")),
-            false => Ok(password.to_owned()),
+        if password.is_empty() {
+            Err(bad(EtcdFile::Password, &self.password, "is empty, but must be a password"))
+        } else {
+            Ok(password.to_owned())
         }
     }
 }

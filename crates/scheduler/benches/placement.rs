@@ -109,9 +109,10 @@ fn measure(kind: PlacementKind, explained: bool) -> bool {
         index.matches(request.block_hashes);
         lookups.push(begin.elapsed());
         let begin = Instant::now();
-        let placed = match explained {
-            true => cluster.place_explained(now, &request, &mut rng).decision.is_ok(),
-            false => cluster.place(now, &request, &mut rng).is_ok(),
+        let placed = if explained {
+            cluster.place_explained(now, &request, &mut rng).decision.is_ok()
+        } else {
+            cluster.place(now, &request, &mut rng).is_ok()
         };
         times.push(begin.elapsed());
         std::hint::black_box(placed);

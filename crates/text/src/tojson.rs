@@ -20,12 +20,13 @@ pub(crate) fn tojson(value: Value, kwargs: Kwargs) -> Result<String, Error> {
     let failed = |error: String| Error::new(ErrorKind::BadSerialization, error);
     let mut out = Vec::new();
     let mut serializer = Serializer::with_formatter(&mut out, formatter);
-    let written = match sort_keys {
-        false => value.serialize(&mut serializer),
-        true => serde_json::to_value(&value).and_then(|mut json| {
+    let written = if sort_keys {
+        serde_json::to_value(&value).and_then(|mut json| {
             json.sort_all_objects();
             json.serialize(&mut serializer)
-        }),
+        })
+    } else {
+        value.serialize(&mut serializer)
     };
     written.map_err(|error| failed(error.to_string()))?;
     String::from_utf8(out).map_err(|error| failed(error.to_string()))
@@ -74,10 +75,7 @@ impl PythonFormatter {
 
     fn end<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
         self.depth -= 1;
-        match std::mem::take(&mut self.is_empty) {
-            true => Ok(()),
-            false => self.new_line(writer),
-        }
+        if std::mem::take(&mut self.is_empty) { Ok(()) } else { self.new_line(writer) }
     }
 
     fn new_line<W: ?Sized + io::Write>(&self, writer: &mut W) -> io::Result<()> {

@@ -99,9 +99,10 @@ fn run(a: &Side, b: &Side, plan: &Plan, slots: usize) -> Result<(), Box<dyn Erro
             let remote = RemoteSpan { address, key: b.registration.remote_key() };
             added += 1;
             let signalled = added % plan.signal_every == 0 || added == plan.count;
-            match plan.read {
-                true => requests.read(added as u64, &local, remote, signalled)?,
-                false => requests.write(added as u64, &local, remote, None, signalled)?,
+            if plan.read {
+                requests.read(added as u64, &local, remote, signalled)?
+            } else {
+                requests.write(added as u64, &local, remote, None, signalled)?
             }
         }
         // SAFETY: nothing looks at the bytes.

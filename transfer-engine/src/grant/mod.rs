@@ -382,9 +382,10 @@ fn join_ranges(mut ranges: Vec<Range<u64>>, segment_len: u64) -> Result<Vec<Rang
             _ => joined.push(range),
         }
     }
-    match joined.len() > MAX_RANGES {
-        true => Err(invalid(format!("{} ranges, but at most {MAX_RANGES} are taken", joined.len()))),
-        false => Ok(joined),
+    if joined.len() > MAX_RANGES {
+        Err(invalid(format!("{} ranges, but at most {MAX_RANGES} are taken", joined.len())))
+    } else {
+        Ok(joined)
     }
 }
 

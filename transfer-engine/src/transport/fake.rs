@@ -78,10 +78,7 @@ impl FakeNetwork {
         };
         let expected = job.target.generation;
         let found = host.config.generation;
-        match expected == found {
-            true => Ok(host),
-            false => Err(TransferError::StaleGeneration { node, expected, found }),
-        }
+        if expected == found { Ok(host) } else { Err(TransferError::StaleGeneration { node, expected, found }) }
     }
 
     /// The faults of one batch: those that strike once are used up by it.

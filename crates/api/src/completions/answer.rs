@@ -173,10 +173,11 @@ impl CompletionAnswer {
         };
         let is_last = choice.finish_reason.is_some() && self.is_whole();
         let StreamOptions { include_usage, continuous_usage_stats, .. } = self.head.options;
-        let usage = match include_usage {
-            true => Some(continuous_usage_stats.then(|| self.so_far.json(None))),
+        let usage = if include_usage {
+            Some(continuous_usage_stats.then(|| self.so_far.json(None)))
+        } else {
             // Clients that do not ask for it find it in the last chunk.
-            false => is_last.then(|| Some(self.usage.json(None))),
+            is_last.then(|| Some(self.usage.json(None)))
         };
         Some(Chunk { event: None, data: to_json(&Object { usage, ..self.object(vec![choice]) }) })
     }

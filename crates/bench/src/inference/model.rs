@@ -63,8 +63,9 @@ pub(crate) fn check_context(engine: &dyn Engine, flag: &'static str, positions: 
 /// A bar of percents on stderr; none if that is no terminal, or if a program reads the output.
 pub(crate) fn progress(json: bool) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg:16} {bar:40} {pos} %");
-    match json {
-        true => ProgressBar::hidden(),
-        false => ProgressBar::new(100).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())),
+    if json {
+        ProgressBar::hidden()
+    } else {
+        ProgressBar::new(100).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
     }
 }

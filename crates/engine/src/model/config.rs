@@ -91,9 +91,10 @@ impl Limit {
 
     /// The size, if it is from 1 to the limit.
     pub fn check(self, key: &str, found: u32) -> Result<usize, EngineError> {
-        match (1..=self.at_most).contains(&found) {
-            true => Ok(found as usize),
-            false => Err(wrong(key, found, format!("from 1 to {}", self.at_most))),
+        if (1..=self.at_most).contains(&found) {
+            Ok(found as usize)
+        } else {
+            Err(wrong(key, found, format!("from 1 to {}", self.at_most)))
         }
     }
 }
@@ -108,9 +109,10 @@ pub(super) fn head_dim(key: &str, given: Option<u32>, hidden: usize, heads: usiz
             return Err(EngineError::Model(format!("{key} is not given, and {heads} heads do not divide {hidden}")));
         }
     };
-    match dim.is_multiple_of(2) && dim <= Limit::HEAD_DIM.at_most as usize {
-        true => Ok(dim),
-        false => Err(wrong(key, dim, format!("even and at most {}", Limit::HEAD_DIM.at_most))),
+    if dim.is_multiple_of(2) && dim <= Limit::HEAD_DIM.at_most as usize {
+        Ok(dim)
+    } else {
+        Err(wrong(key, dim, format!("even and at most {}", Limit::HEAD_DIM.at_most)))
     }
 }
 

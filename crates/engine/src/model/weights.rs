@@ -64,9 +64,10 @@ impl Weights {
         // The largest matrices first: what of the file is in memory beside its packed form is least
         // when little else is packed.
         let first = loader.matrix(&[plain(Part::Embedding, vocabulary)], 0, config.hidden)?;
-        let (embedding, head) = match tied {
-            true => (None, first),
-            false => (Some(first), loader.matrix(&[plain(Part::Head, vocabulary)], 0, config.hidden)?),
+        let (embedding, head) = if tied {
+            (None, first)
+        } else {
+            (Some(first), loader.matrix(&[plain(Part::Head, vocabulary)], 0, config.hidden)?)
         };
         let layers: Vec<_> = (0..config.num_layers).map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
         let output_norm = loader.vector(&loader.names.weight(Part::OutputNorm, 0), config.hidden)?;
@@ -173,9 +174,10 @@ impl<'a, 'p> Loader<'a, 'p> {
             tensors.push((*part, self.tensor(&name, &[part.rows, columns])?));
         }
         let runs: Vec<_> = tensors.chunk_by(|(_, a), (_, b)| a.dtype == b.dtype).collect();
-        let parts = match self.compute_dtype != ComputeDtype::F32 && can_stay_quantized(&runs, columns) {
-            true => runs.into_iter().map(|run| self.quantized(run, columns)).collect::<Result<_, _>>()?,
-            false => vec![self.expanded(&tensors, columns)?],
+        let parts = if self.compute_dtype != ComputeDtype::F32 && can_stay_quantized(&runs, columns) {
+            runs.into_iter().map(|run| self.quantized(run, columns)).collect::<Result<_, _>>()?
+        } else {
+            vec![self.expanded(&tensors, columns)?]
         };
         for (_, tensor) in &tensors {
             // What was packed is not kept twice.

@@ -78,10 +78,7 @@ mod tests {
             let mut naive = BTreeSet::new();
             for (join, slot) in operations {
                 let slot = if slot % 3 == 0 { u16::MAX - slot } else { slot };
-                match join {
-                    true => prop_assert_eq!(holders.insert(slot), naive.insert(slot)),
-                    false => prop_assert_eq!(holders.remove(slot), naive.remove(&slot)),
-                }
+                if join { prop_assert_eq!(holders.insert(slot), naive.insert(slot)) } else { prop_assert_eq!(holders.remove(slot), naive.remove(&slot)) }
                 prop_assert!(holders.iter().eq(&naive));
             }
         }

@@ -166,9 +166,10 @@ impl PrefixIndex {
         snapshot: bool,
         events: &[KvEvent],
     ) -> Applied {
-        match snapshot {
-            true => self.snapshot(node, generation, sequence, events),
-            false => self.apply(node, generation, sequence, events),
+        if snapshot {
+            self.snapshot(node, generation, sequence, events)
+        } else {
+            self.apply(node, generation, sequence, events)
         }
     }
 

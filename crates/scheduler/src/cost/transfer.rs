@@ -113,10 +113,7 @@ impl TransferCost {
 
     /// Bytes per second.
     fn pair(&self, from: &NodeId, to: &NodeId) -> f64 {
-        let measured = match self.pairs.is_empty() {
-            true => None,
-            false => self.pairs.get(&(from.clone(), to.clone())),
-        };
+        let measured = if self.pairs.is_empty() { None } else { self.pairs.get(&(from.clone(), to.clone())) };
         measured.or_else(|| self.own.get(from)).copied().unwrap_or(self.bandwidth).max(1.0)
     }
 

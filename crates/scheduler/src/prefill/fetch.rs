@@ -181,9 +181,10 @@ impl PrefillCore {
 
     /// A prefix that is said to be here, if so many layers of it came.
     fn whole(&self, layers: u32, result: Result<FetchedBytes, Refused>) -> Result<FetchedBytes, Refused> {
-        match layers == self.config.model.layout.num_layers {
-            true => result,
-            false => result.and(Err(Refused { kind: ErrorKind::Internal, message: format!("{layers} layers came") })),
+        if layers == self.config.model.layout.num_layers {
+            result
+        } else {
+            result.and(Err(Refused { kind: ErrorKind::Internal, message: format!("{layers} layers came") }))
         }
     }
 
@@ -201,19 +202,21 @@ impl PrefillCore {
                 self.complete_blocks(key, fetch.blocks.end);
                 let tokens = (fetch.blocks.len() * block_tokens) as u32;
                 self.prefix_hits += u64::from(tokens);
-                match transport == FetchReport::SSD {
-                    true => self.prefix_hits_ssd += u64::from(tokens),
-                    false => self.prefix_hits_fetched += u64::from(tokens),
+                if transport == FetchReport::SSD {
+                    self.prefix_hits_ssd += u64::from(tokens)
+                } else {
+                    self.prefix_hits_fetched += u64::from(tokens)
                 }
                 FetchReport { tokens, bytes, transport, elapsed, failure: None }
             }
             Err(refused) => {
-                let refused = match fetch.is_late {
-                    true => Refused {
+                let refused = if fetch.is_late {
+                    Refused {
                         kind: ErrorKind::DeadlineExceeded,
                         message: format!("layer {} of the prefix did not come in time", fetch.layers),
-                    },
-                    false => refused,
+                    }
+                } else {
+                    refused
                 };
                 if let Some(request) = self.active.get_mut(&key) {
                     if refused.kind == ErrorKind::DeadlineExceeded {
@@ -234,12 +237,11 @@ impl PrefillCore {
     pub fn on_lease_request(&mut self, now: Instant, request: LeaseRequest) {
         let id = GrantId(self.next_lease);
         self.next_lease += 1;
-        let effect = match self.draining {
-            true => self.leases.refuse_draining(&request),
-            false => {
-                let wanted = self.wanted_blocks(now);
-                self.leases.open(now, &mut self.pool, id, request, (wanted, false))
-            }
+        let effect = if self.draining {
+            self.leases.refuse_draining(&request)
+        } else {
+            let wanted = self.wanted_blocks(now);
+            self.leases.open(now, &mut self.pool, id, request, (wanted, false))
         };
         self.effects.push_back(PrefillEffect::Lease(effect));
     }

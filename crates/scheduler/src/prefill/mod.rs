@@ -311,11 +311,10 @@ impl PrefillCore {
         };
         let target = request.transfer.as_ref().map_or("none", |transfer| transfer.target.node.as_str());
         let handed_off = request.transfer.as_ref().is_some_and(|transfer| transfer.handoff == HandoffState::Sent);
-        let message = match handed_off {
-            true => {
-                format!("decode node {target} did not answer the handoff within {:?}", config.handoff_timeout)
-            }
-            false => format!("decode node {target} did not grant room within {:?}", config.grant_timeout),
+        let message = if handed_off {
+            format!("decode node {target} did not answer the handoff within {:?}", config.handoff_timeout)
+        } else {
+            format!("decode node {target} did not grant room within {:?}", config.grant_timeout)
         };
         decode_failed(ErrorKind::Unavailable, message)
     }

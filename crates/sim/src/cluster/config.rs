@@ -143,9 +143,10 @@ pub(super) fn cluster_config(options: &SimOptions, bandwidth: f64) -> ClusterCon
         max_wait: options.max_wait,
         max_queued: if options.has(Feature::AdmissionQueue) { defaults.max_queued } else { 0 },
         takes_partial_prefills: options.has(Feature::PartialPrefill),
-        prompts_at_decode: match options.has(Feature::PromptsAtDecode) {
-            true => defaults.prompts_at_decode,
-            false => PromptsAtDecode::Fallback,
+        prompts_at_decode: if options.has(Feature::PromptsAtDecode) {
+            defaults.prompts_at_decode
+        } else {
+            PromptsAtDecode::Fallback
         },
         bandwidth,
         ..defaults

@@ -59,10 +59,7 @@ impl Engine {
 
     /// Begins a step.
     pub(super) fn begin(&mut self, now: Instant, plan: StepPlan) -> Running {
-        let whole = match plan.sequences.is_empty() {
-            true => 0.0,
-            false => self.time(plan.rows().into(), plan.attended_tokens()),
-        };
+        let whole = if plan.sequences.is_empty() { 0.0 } else { self.time(plan.rows().into(), plan.attended_tokens()) };
         let slice = plan.slice.as_ref().map_or(0.0, |slice| {
             let part = slice.layers.len() as f64 / f64::from(self.num_layers);
             self.time(slice.sequence.range.len() as u64, slice.sequence.attended_tokens()) * part

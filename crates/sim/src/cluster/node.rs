@@ -200,9 +200,10 @@ impl Node {
                 wire.report(self.start, Report::Load(Box::new(self.load(now))));
             }
             Input::DrainOrdered(drains) => {
-                match drains || self.is_draining {
-                    true => with_core!(self, core => core.on_drain(now)),
-                    false => with_core!(self, core => core.on_undrain(now)),
+                if drains || self.is_draining {
+                    with_core!(self, core => core.on_drain(now))
+                } else {
+                    with_core!(self, core => core.on_undrain(now))
                 }
                 wire.report(self.start, Report::Load(Box::new(self.load(now))));
             }

@@ -38,9 +38,10 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<(), SimulateError> {
 /// What goes to stdout.
 fn answer(args: &SimulateArgs, workload: &Workload, json: bool) -> Result<String, SimulateError> {
     let runs = runs::run_all(workload, &plan::settings(args));
-    match json {
-        true => Ok(report::json(args, workload, &runs).map_err(io::Error::from)?.to_string()),
-        false => Ok(report::text(args, workload, &runs)),
+    if json {
+        Ok(report::json(args, workload, &runs).map_err(io::Error::from)?.to_string())
+    } else {
+        Ok(report::text(args, workload, &runs))
     }
 }
 

@@ -181,10 +181,7 @@ impl Election {
             }
             (Pending::Renew, EtcdAnswer::Renewed(ttl)) => {
                 self.candidacy.on_heard(latest);
-                match self.candidacy.on_renewed(ttl) {
-                    true => self.look(wire),
-                    false => self.fail(wire),
-                }
+                if self.candidacy.on_renewed(ttl) { self.look(wire) } else { self.fail(wire) }
             }
             _ => self.fail(wire),
         }

@@ -228,9 +228,10 @@ impl Node {
             Work::Handoff(..) => None,
             Work::HandedOff(of, is_taken) => {
                 let refused = || Refused { kind: ErrorKind::Unavailable, message: "not taken".into() };
-                let event = match is_taken {
-                    true => PrefillEvent::HandedOff(KvTransfer::default()),
-                    false => PrefillEvent::DecodeFailed(refused()),
+                let event = if is_taken {
+                    PrefillEvent::HandedOff(KvTransfer::default())
+                } else {
+                    PrefillEvent::DecodeFailed(refused())
                 };
                 let says = Says::Event(of.job.key, Box::new(RequestEvent::Prefill(event)));
                 self.says(wire, (of.front, of.session), starts, says);

@@ -424,11 +424,10 @@ fn well_formed(mistral: bool) -> impl Strategy<Value = (String, Vec<OutputEvent>
             output.push_str(&text);
             events.text(&text);
             for (name, arguments) in calls {
-                output.push_str(&match mistral {
-                    true => format!("[TOOL_CALLS]{name}[ARGS]{arguments}"),
-                    false => {
-                        format!("\n<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
-                    }
+                output.push_str(&if mistral {
+                    format!("[TOOL_CALLS]{name}[ARGS]{arguments}")
+                } else {
+                    format!("\n<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
                 });
                 events.begin(name.to_owned());
                 events.arguments(arguments);

@@ -184,9 +184,10 @@ fn pack_row(form: QuantFormat, row: &[QuantBlock], lane: usize, quants: &mut [u8
         let groups = groups(form);
         let numbers = block.scales[..groups].iter().chain(&block.minima[..groups]);
         for (&x, to) in numbers.zip(scales.chunks_exact_mut(lane_bytes(form))) {
-            match form.half_scales {
-                true => to[2 * lane..2 * lane + 2].copy_from_slice(&f16::from_f32(x).to_ne_bytes()),
-                false => to[4 * lane..4 * lane + 4].copy_from_slice(&x.to_ne_bytes()),
+            if form.half_scales {
+                to[2 * lane..2 * lane + 2].copy_from_slice(&f16::from_f32(x).to_ne_bytes())
+            } else {
+                to[4 * lane..4 * lane + 4].copy_from_slice(&x.to_ne_bytes())
             }
         }
     }
@@ -205,9 +206,10 @@ fn unpack_block(form: QuantFormat, quants: &[u8], scales: &[u8], lane: usize) ->
     };
     let number = |index: usize| {
         let lanes = &scales[index * lane_bytes(form)..][..lane_bytes(form)];
-        match form.half_scales {
-            true => f16::from_ne_bytes([lanes[2 * lane], lanes[2 * lane + 1]]).to_f32(),
-            false => f32::from_ne_bytes(std::array::from_fn(|i| lanes[4 * lane + i])),
+        if form.half_scales {
+            f16::from_ne_bytes([lanes[2 * lane], lanes[2 * lane + 1]]).to_f32()
+        } else {
+            f32::from_ne_bytes(std::array::from_fn(|i| lanes[4 * lane + i]))
         }
     };
     let groups = groups(form);
@@ -259,10 +261,7 @@ pub(super) unsafe fn lanes<V: F32x16, const TYPE: usize>(scales: *const u8, inde
     // SAFETY: the caller's promise; they begin at a multiple of 32 bytes.
     unsafe {
         let at = scales.add(index * lane_bytes(form));
-        match form.half_scales {
-            true => V::from_f16(&*at.cast()),
-            false => V::load(at.cast()),
-        }
+        if form.half_scales { V::from_f16(&*at.cast()) } else { V::load(at.cast()) }
     }
 }
 

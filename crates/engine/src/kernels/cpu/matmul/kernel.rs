@@ -128,9 +128,10 @@ unsafe fn tile_product<P: Pairs>(
         let depth = start..w.inputs.min(start + depth_block);
         let b = Operand { at: w.weights::<P::Weight>(turn.tile, depth.clone()), stride: TILE_PAIR };
         // The inputs that follow, or the next packed tile's first.
-        let (next, bytes) = match depth.end < w.inputs {
-            true => w.bytes::<P::Weight>(turn.tile, depth.end..w.inputs.min(depth.end + depth_block)),
-            false => w.bytes::<P::Weight>(turn.next, 0..depth_block.min(w.inputs)),
+        let (next, bytes) = if depth.end < w.inputs {
+            w.bytes::<P::Weight>(turn.tile, depth.end..w.inputs.min(depth.end + depth_block))
+        } else {
+            w.bytes::<P::Weight>(turn.next, 0..depth_block.min(w.inputs))
         };
         for part in [0..whole, whole..rows.len()] {
             if part.is_empty() {

@@ -77,9 +77,10 @@ fn rounded_tasks(compute: &Compute, x: &RoundedRows, w: &PackedMatrix, to: Outpu
     assert!(w.is_rounded(), "weights of bfloat16");
     let isa = compute.isa;
     let outputs = if let Output::Gated(..) = to { w.outputs / 2 } else { w.outputs };
-    let row_block = match isa.has_tiles() {
-        true => (TILE_ROW_BYTES / (size_of::<bf16>() * w.inputs) / TILE_BLOCK).max(1) * TILE_BLOCK,
-        false => ROW_BLOCK,
+    let row_block = if isa.has_tiles() {
+        (TILE_ROW_BYTES / (size_of::<bf16>() * w.inputs) / TILE_BLOCK).max(1) * TILE_BLOCK
+    } else {
+        ROW_BLOCK
     };
     let shape = TaskShape {
         rows: x.rows(),

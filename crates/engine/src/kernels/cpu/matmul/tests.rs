@@ -83,9 +83,10 @@ fn compare_odd_shapes() {
                     };
                     let start = if target == Target::Set { vec![0.0; outputs] } else { before.clone() };
                     let in_tiles = isa.has_tiles() && element == Dtype::BF16;
-                    let expected = match in_tiles {
-                        true => reference::matmul_in_tiles(&start, &x, w),
-                        false => reference::matmul_onto(&start, &x, w),
+                    let expected = if in_tiles {
+                        reference::matmul_in_tiles(&start, &x, w)
+                    } else {
+                        reference::matmul_onto(&start, &x, w)
                     };
                     assert_eq!(y.row(row), expected, "{isa} {element} {rows}x{outputs}x{inputs} {target:?} row {row}");
                 }
