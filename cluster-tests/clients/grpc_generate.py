@@ -38,8 +38,8 @@ def code(request, **options):
     return raises(grpc.RpcError, lambda: events(request, **options)).code()
 
 
-def text(answer, sample=0):
-    return "".join(response.delta.text for kind, response in answer if kind == "delta" and response.sample == sample)
+def text(answer, completion=0):
+    return "".join(response.delta.text for kind, response in answer if kind == "delta" and response.completion == completion)
 
 
 def models():
@@ -65,8 +65,8 @@ def order_of_events():
 def several_answers():
     answer = events(asked(sampling={"temperature": 1}, n=3))
     texts = [text(events(asked(sampling={"temperature": 1, "seed": seed}))) for seed in (7, 8, 9)]
-    assert [text(answer, sample) for sample in range(3)] == texts
-    assert sorted(response.sample for kind, response in answer if kind == "finished") == [0, 1, 2]
+    assert [text(answer, completion) for completion in range(3)] == texts
+    assert sorted(response.completion for kind, response in answer if kind == "finished") == [0, 1, 2]
 
 
 def tools():

@@ -192,7 +192,7 @@ impl Cluster {
         let mut stream = self.inference().generate(ask.0).await?.into_inner();
         let mut open: Vec<_> = (0..n).map(|_| Open::default()).collect();
         while let Some(response) = stream.message().await? {
-            let of = open.get_mut(response.sample as usize).context("an answer that was not asked for")?;
+            let of = open.get_mut(response.completion as usize).context("an answer that was not asked for")?;
             of.take(response.event.context("a response without an event")?, began)?;
         }
         anyhow::ensure!(open.iter().all(|open| open.ended), "the stream ended without Finished");

@@ -16,7 +16,7 @@ const RECORDS: usize = 1024;
 /// Decisions of one request that are remembered: the first and the last ones.
 const DECISIONS: usize = 4;
 /// Turns of one decision that are remembered.
-const TURNS: usize = 8;
+const RESELECTIONS: usize = 8;
 
 /// One request's decisions and end.
 #[derive(Debug, Clone)]
@@ -54,7 +54,7 @@ pub struct Decision {
     pub failure: Option<String>,
     /// Where it went on other decode nodes than the one that was chosen, and why; the first of
     /// them.
-    pub turns: Vec<String>,
+    pub reselections: Vec<String>,
 }
 
 /// How a request ended.
@@ -99,7 +99,7 @@ impl RequestRecord {
     /// Predicted time between tokens, if the decode node that was chosen is the one that served it.
     pub fn predicted_tbt(&self, end: &RequestEnd) -> Option<Duration> {
         let (placement, _) = self.served_by().filter(|(placement, _)| placement.decode == end.decode)?;
-        placement.estimated_tbt.map(|Tbt(tbt)| tbt)
+        placement.predicted_tbt.map(|Tbt(tbt)| tbt)
     }
 
     /// Predicted time from the request's arrival to its first token: by the attempt that gave it,
@@ -108,7 +108,7 @@ impl RequestRecord {
         let first = self.end.as_ref().and_then(|end| end.first_token);
         let gave = |decision: &&Decision| first.is_none_or(|first| decision.attempt == first);
         let placed = |decision: &'_ Decision| Some((decision.placed.as_ref().ok()?.clone(), decision.at));
-        let (Placement { estimated_ttft: Ttft(ttft), first_token_delay, .. }, at) =
+        let (Placement { predicted_ttft: Ttft(ttft), first_token_delay, .. }, at) =
             self.decisions.iter().rev().filter(gave).find_map(placed)?;
         Some(at + ttft + first_token_delay)
     }
@@ -173,8 +173,8 @@ impl OpenRecord {
     /// Something was decided, so long after the request's arrival.
     pub fn decided(&self, attempt: Attempt, at: Duration, placed: Result<Placement, Refusal>, grounds: Grounds) {
         let grounds = Arc::new(grounds);
-        let turns = Vec::new();
-        self.lock().decided(Decision { attempt, at, times: 1, placed, grounds, failure: None, turns });
+        let reselections = Vec::new();
+        self.lock().decided(Decision { attempt, at, times: 1, placed, grounds, failure: None, reselections });
     }
 
     /// The last placement did not last.
@@ -187,8 +187,10 @@ impl OpenRecord {
     /// The request goes on at another decode node than the one that was chosen.
     pub fn turned(&self, what: &impl Display) {
         let mut record = self.lock();
-        if let Some(decision) = record.decisions.last_mut().filter(|decision| decision.turns.len() < TURNS) {
-            decision.turns.push(what.to_string());
+        if let Some(decision) =
+            record.decisions.last_mut().filter(|decision| decision.reselections.len() < RESELECTIONS)
+        {
+            decision.reselections.push(what.to_string());
         }
     }
 
@@ -270,7 +272,7 @@ impl DecisionLog {
 
 #[cfg(test)]
 mod tests {
-    use baton_types::{ErrorKind, NodeId, QueueTerms};
+    use baton_types::{ErrorKind, NodeId, QueueOrdering};
 
     use super::*;
 
@@ -286,13 +288,13 @@ mod tests {
             partial_prefill_tokens: 0,
             fetch: None,
             decode: None,
-            terms: QueueTerms::default(),
+            terms: QueueOrdering::default(),
             first_token_delay: Duration::from_millis(5),
-            estimated_ttft: Ttft(Duration::from_millis(20)),
-            estimated_tbt: None,
+            predicted_ttft: Ttft(Duration::from_millis(20)),
+            predicted_tbt: None,
             matched_tokens: 0,
-            estimated_exposed: None,
-            estimated_output_tokens: 1.0,
+            predicted_exposed: None,
+            predicted_output_tokens: 1.0,
         })
     }
 
@@ -369,13 +371,13 @@ mod tests {
         let open = records.open(RequestId(1), "".into(), 10, 20);
         let node = |name| Some(NodeId::new(name).unwrap());
         let chosen = placed().unwrap();
-        let estimated_tbt = Some(Tbt(ms(30)));
-        let chosen = Placement { decode: node("d0"), estimated_tbt, ..chosen };
+        let predicted_tbt = Some(Tbt(ms(30)));
+        let chosen = Placement { decode: node("d0"), predicted_tbt, ..chosen };
         open.decided(Attempt(0), ms(1), Ok(chosen), Grounds::NoLeader);
         (0..20).for_each(|n| open.turned(&format_args!("d1 instead of d0: {n}")));
         let record = records.of(RequestId(1)).unwrap();
         assert_eq!(
-            (record.decisions[0].turns.len(), record.decisions[0].turns[7].as_str()),
+            (record.decisions[0].reselections.len(), record.decisions[0].reselections[7].as_str()),
             (8, "d1 instead of d0: 7")
         );
         assert_eq!(record.decisions[0].failure, None, "it did not fail");

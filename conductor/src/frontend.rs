@@ -298,7 +298,9 @@ impl Frontend {
         self.model.check_size(&request)?;
         let enter = |id| self.live.enter(id, Arc::clone(client_id)).map_err(|_| self.full());
         let entry = enter(id)?;
-        let more = (1..self.check_n(request.n)?).map(|sample| enter(id.plus(sample))).collect::<Result<Vec<_>, _>>()?;
+        let more = (1..self.check_n(request.n)?)
+            .map(|completion| enter(id.plus(completion)))
+            .collect::<Result<Vec<_>, _>>()?;
         let time = self.time(timeout(request.timeout_ms)?);
         let checking = within(&*self.clock, time, self.check(request)).await;
         let checked = checking.ok_or(RequestError::TimedOut(time))??;
@@ -310,7 +312,7 @@ impl Frontend {
     /// The relay of an answer that has not been placed.
     pub(crate) fn relay(
         self: &Arc<Self>,
-        (sample, decodes): (u32, Option<Decodes>),
+        (completion, decodes): (u32, Option<Decodes>),
         arrived: Instant,
         job: RequestJob,
         text: OutputText,
@@ -320,7 +322,7 @@ impl Frontend {
         let client_id = Arc::clone(&entry.client_id);
         let record = self.decision_log.open(job.request, client_id, job.tokens.len() as u32, job.sampling.max_tokens);
         let core = RequestCore::new(self.clock.now(), arrived, job, self.limits().request);
-        Relay::new(Arc::clone(self), (sample, decodes), core, text, record, entry, out)
+        Relay::new(Arc::clone(self), (completion, decodes), core, text, record, entry, out)
     }
 
     fn job(&self, request: RequestId, checked: CheckedRequest) -> Result<RequestJob, GenerateError> {
@@ -335,7 +337,7 @@ impl Frontend {
             slo: checked.slo.or(self.limits().default_slo),
             timeout: self.time(checked.timeout),
             priority: checked.priority,
-            beside: Vec::new(),
+            first_completion_nodes: Vec::new(),
         })
     }
 

@@ -55,7 +55,7 @@ async fn ready_with_details(State(frontend): State<Arc<Frontend>>) -> Response {
     let (code, status) = status(&frontend);
     let body = json!({
         "status": status,
-        "led": frontend.desk.is_led(frontend.clock.now()),
+        "has_leader": frontend.desk.is_led(frontend.clock.now()),
         "model": card.name,
         "prefill_nodes": card.prefill_nodes,
         "decode_nodes": card.decode_nodes,

@@ -191,19 +191,19 @@ mod tests {
         let live = LiveRequests::new(4);
         let mut entry = live.enter(RequestId(1), "".into()).unwrap();
         let key = RequestKey { request: RequestId(1), attempt: Attempt(2) };
-        assert!(live.deliver(&NodeId::new("p").unwrap(), key, now(), RequestEvent::Offered(3)));
+        assert!(live.deliver(&NodeId::new("p").unwrap(), key, now(), RequestEvent::MigrationRequested(3)));
         let node = NodeId::new("p").unwrap();
         assert_eq!(live.at(&node), []);
         entry.goes_to([node.clone(), node.clone()]);
         live.node_away(&live.at(&node), now(), &node, Generation(4), Away::Died);
         let first = entry.events.try_recv().unwrap().event;
-        assert!(matches!(first, LiveEvent::Node(_, Attempt(2), RequestEvent::Offered(3))));
+        assert!(matches!(first, LiveEvent::Node(_, Attempt(2), RequestEvent::MigrationRequested(3))));
         let second = entry.events.try_recv().unwrap().event;
         assert!(matches!(second, LiveEvent::NodeAway(node, Generation(4), Away::Died) if node.as_str() == "p"));
         assert!(live.abort(RequestId(1)) && entry.aborted.is_cancelled());
         drop(entry);
         assert!(live.is_empty() && !live.abort(RequestId(1)));
-        assert!(!live.deliver(&NodeId::new("p").unwrap(), key, now(), RequestEvent::Offered(3)));
+        assert!(!live.deliver(&NodeId::new("p").unwrap(), key, now(), RequestEvent::MigrationRequested(3)));
     }
 
     #[test]

@@ -127,8 +127,8 @@ impl SessionEvents for Frontend {
                 self.on_later_term(term);
                 Ok(())
             }
-            Event::Offer(offer) => baton_proto::key(offer.key).map(|key| {
-                self.live.deliver(&info.node, key, now, RequestEvent::Offered(offer.output_tokens));
+            Event::MigrationRequest(offer) => baton_proto::key(offer.key).map(|key| {
+                self.live.deliver(&info.node, key, now, RequestEvent::MigrationRequested(offer.output_tokens));
             }),
             Event::Transfer(report) => {
                 TransferReport::try_from(report).map(|report| self.transfers.keep(&info.node, info.generation, report))

@@ -53,17 +53,17 @@ impl OtherAnswers {
     /// too.
     pub async fn run(self, frontend: &Arc<Frontend>) {
         // If the first one ends without, its error has told the client.
-        let Ok(beside) = self.first_decodes.await else { return };
-        for (sample, entry) in (1..).zip(self.entries) {
+        let Ok(first_completion_nodes) = self.first_decodes.await else { return };
+        for (completion, entry) in (1..).zip(self.entries) {
             let now = frontend.clock.now();
             let job = RequestJob {
                 request: entry.request(),
-                sampling: Arc::new(sampling_of(&self.job.sampling, sample)),
+                sampling: Arc::new(sampling_of(&self.job.sampling, completion)),
                 timeout: self.job.timeout.saturating_sub(now.saturating_duration_since(self.arrived)),
-                beside: beside.clone(),
+                first_completion_nodes: first_completion_nodes.clone(),
                 ..self.job.clone()
             };
-            let mut relay = frontend.relay((sample, None), now, job, self.text.clone(), entry, self.out.clone());
+            let mut relay = frontend.relay((completion, None), now, job, self.text.clone(), entry, self.out.clone());
             match relay.admitted().await {
                 Ok(()) => frontend.tasks.spawn_request("relay", async move { relay.run().await }),
                 // The whole answer ends with it.
@@ -74,6 +74,6 @@ impl OtherAnswers {
 }
 
 /// How another answer is drawn. The log-probabilities of the prompt come with the first one.
-fn sampling_of(first: &SamplingParams, sample: u32) -> SamplingParams {
-    SamplingParams { seed: first.seed.wrapping_add(sample.into()), prompt_logprobs: None, ..first.clone() }
+fn sampling_of(first: &SamplingParams, completion: u32) -> SamplingParams {
+    SamplingParams { seed: first.seed.wrapping_add(completion.into()), prompt_logprobs: None, ..first.clone() }
 }

@@ -1,7 +1,7 @@
 //! The ports and what is served on each.
 //!
 //! Three kinds of peers: clients (OpenAI's HTTP, gRPC `Inference`), operators (`Cluster`, metrics,
-//! reflection) and nodes (`Membership`). Operators and nodes have ports of their own if the
+//! reflection) and nodes (`NodeRegistration`). Operators and nodes have ports of their own if the
 //! settings name them; then the clients' ports tell nothing of the inside. By default they share
 //! the clients' ports.
 
@@ -28,7 +28,7 @@ use crate::budget::Budget;
 use crate::coalesce::Coalesced;
 use crate::config::Settings;
 use crate::frontend::Frontend;
-use crate::grpc::{ClusterService, HealthService, InferenceService, Intake, MembershipService, take_in};
+use crate::grpc::{ClusterService, HealthService, InferenceService, Intake, NodeRegistrationService, take_in};
 use crate::health::{self, Tells};
 use crate::leader::LeaderService;
 use crate::{cors, http};
@@ -191,8 +191,8 @@ struct Services<'a> {
 }
 
 impl Services<'_> {
-    fn membership(&self) -> v1::membership_server::MembershipServer<MembershipService> {
-        v1::membership_server::MembershipServer::new(MembershipService(Arc::clone(self.frontend)))
+    fn membership(&self) -> v1::node_registration_server::NodeRegistrationServer<NodeRegistrationService> {
+        v1::node_registration_server::NodeRegistrationServer::new(NodeRegistrationService(Arc::clone(self.frontend)))
     }
 
     fn cluster(&self) -> v1::cluster_server::ClusterServer<ClusterService> {

@@ -47,7 +47,7 @@ pub struct Relay {
     frontend: Arc<Frontend>,
     core: RequestCore,
     /// Which of the request's answers it is.
-    sample: u32,
+    completion: u32,
     /// Told once its nodes hold the prompt; `None` once it was, or if no other answer waits for it.
     decodes: Option<Decodes>,
     text: OutputText,
@@ -91,7 +91,7 @@ impl Relay {
     /// A request that has not been placed.
     pub fn new(
         frontend: Arc<Frontend>,
-        (sample, decodes): (u32, Option<Decodes>),
+        (completion, decodes): (u32, Option<Decodes>),
         core: RequestCore,
         text: OutputText,
         record: OpenRecord,
@@ -108,7 +108,7 @@ impl Relay {
         Self {
             frontend,
             core,
-            sample,
+            completion,
             decodes,
             text,
             record,
@@ -138,7 +138,7 @@ impl Relay {
             match self.carry_out() {
                 Some(Err(error)) => return Err(self.not_taken(error)),
                 Some(Ok(_)) => return Ok(()),
-                None if self.core.is_accepted() => return Ok(()),
+                None if self.core.is_admitted() => return Ok(()),
                 None => self.wait().await,
             }
         }
@@ -155,7 +155,7 @@ impl Relay {
 
     /// Relays until the request ends, one way or the other.
     pub async fn run(&mut self) {
-        if self.sample == 0 {
+        if self.completion == 0 {
             let accepted = v1::Accepted {
                 request_id: self.core.job().request.to_string(),
                 model: self.frontend.model.name.clone(),
@@ -466,7 +466,7 @@ impl Relay {
         }
         // The first token may be kept back on purpose.
         let heard = self.heard.filter(|_| matches!(&event, Event::Delta(delta) if delta.index > 0));
-        let response = Ok(response(self.sample, event));
+        let response = Ok(response(self.completion, event));
         if let Err(lost) = self.unread.send(self.now(), Outgoing { response, heard }) {
             self.lose(lost);
         }
@@ -525,7 +525,7 @@ impl Relay {
         let first_token = self.core.first_token().map(|(attempt, _)| attempt);
         self.record.end(RequestEnd { outcome: outcome.clone(), timeline, usage, tbt, decode, first_token });
         let last = match (finished, outcome) {
-            (Some(finished), _) => Ok(response(self.sample, Event::Finished(Box::new(finished)))),
+            (Some(finished), _) => Ok(response(self.completion, Event::Finished(Box::new(finished)))),
             (None, Err(error)) => Err(error),
             (None, Ok(_)) => return,
         };
@@ -536,7 +536,7 @@ impl Relay {
     /// was predicted of its first attempt is not what served it.
     fn learn(&self, tbt: Option<Tbt>) {
         let Some(placement) = self.core.placement().filter(|_| self.core.attempt() == Attempt(0)) else { return };
-        let Ttft(ttft) = placement.estimated_ttft;
+        let Ttft(ttft) = placement.predicted_ttft;
         let transfer = &self.core.timeline().kv_transfer;
         let exposed = (transfer.bytes > 0).then_some(transfer.exposed);
         let output = placement.decode.as_ref().map(|_| f64::from(self.core.usage().completion_tokens));
@@ -547,9 +547,9 @@ impl Relay {
                 seconds(Some(ttft + placement.first_token_delay)),
                 seconds(self.core.first_token().map(|(_, ttft)| ttft)),
             ),
-            (Estimate::Tbt, seconds(placement.estimated_tbt.map(|Tbt(tbt)| tbt)), seconds(tbt.map(|Tbt(tbt)| tbt))),
-            (Estimate::Transfer, seconds(placement.estimated_exposed), seconds(exposed)),
-            (Estimate::Output, Some(placement.estimated_output_tokens), output),
+            (Estimate::Tbt, seconds(placement.predicted_tbt.map(|Tbt(tbt)| tbt)), seconds(tbt.map(|Tbt(tbt)| tbt))),
+            (Estimate::Transfer, seconds(placement.predicted_exposed), seconds(exposed)),
+            (Estimate::Output, Some(placement.predicted_output_tokens), output),
         ];
         for (estimate, predicted, measured) in pairs {
             let pair = predicted.zip(measured).and_then(|(predicted, measured)| Pair::new(predicted, measured));
@@ -598,6 +598,6 @@ fn with_texts(tokenizer: &Tokenizer, taken: Option<TokenId>, logprobs: &TokenLog
     wire
 }
 
-fn response(sample: u32, event: Event) -> v1::GenerateResponse {
-    v1::GenerateResponse { event: Some(event), sample }
+fn response(completion: u32, event: Event) -> v1::GenerateResponse {
+    v1::GenerateResponse { event: Some(event), completion }
 }

@@ -177,7 +177,7 @@ pub(crate) mod tests {
     pub(crate) fn message(text_bytes: usize) -> Outgoing {
         let delta = v1::Delta { text: "x".repeat(text_bytes), ..v1::Delta::default() };
         let event = Some(v1::generate_response::Event::Delta(delta));
-        Outgoing { response: Ok(v1::GenerateResponse { event, sample: 0 }), heard: None }
+        Outgoing { response: Ok(v1::GenerateResponse { event, completion: 0 }), heard: None }
     }
 
     fn text_bytes(outgoing: &Outgoing) -> usize {

@@ -29,7 +29,7 @@ pub struct WindowStats {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AdmissionStats {
     /// Taken in.
-    pub accepted: u64,
+    pub admitted: u64,
     /// Refused for want of nodes, room or time.
     pub refused: u64,
     /// Waited in the admission queue, whatever became of them then.
@@ -57,7 +57,7 @@ impl AdmissionStats {
     /// A request was taken in or refused. What was wrong with the request itself counts as neither.
     pub fn on_admission<T>(&mut self, now: Instant, outcome: &Result<T, GenerateError>) {
         match outcome {
-            Ok(_) => self.accepted += 1,
+            Ok(_) => self.admitted += 1,
             Err(error) if matches!(error.kind(), ErrorKind::Overloaded | ErrorKind::Unavailable) => {
                 self.refused += 1;
                 let kind = error.kind();
@@ -186,7 +186,7 @@ mod tests {
         window_stats.on_admission(now, &Ok(()));
         window_stats.on_admission::<()>(now, &Err(GenerateError::invalid("seed", "no")));
         window_stats.on_admission::<()>(now, &Err(RequestError::GoingDown.into()));
-        assert_eq!((window_stats.accepted, window_stats.refused), (1, 1));
+        assert_eq!((window_stats.admitted, window_stats.refused), (1, 1));
         assert_eq!(window_stats.last_refusals[0].message, "this conductor is going down");
         let full = GenerateError::Frontend { kind: ErrorKind::Overloaded, message: "full".into(), retry_after: None };
         window_stats.on_admission::<()>(now, &Err(full));

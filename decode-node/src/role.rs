@@ -111,10 +111,10 @@ impl DecodeRole {
             DecodeEffect::Lease(effect) => self.shell.carry_out_lease(&mut self.core, effect),
             DecodeEffect::Tier(effect) => self.shell.carry_out_tier(&mut self.core, effect)?,
             DecodeEffect::RunStep(plan) => self.run_step(plan)?,
-            DecodeEffect::Offer { conductor, key, output_tokens } => {
+            DecodeEffect::RequestMigration { conductor, key, output_tokens } => {
                 self.metrics.offered.increment(1);
-                let offer = v1::SequenceOffer { key: Some(key.into()), output_tokens };
-                self.shell.parts.sessions.send(conductor, v1::node_event::Event::Offer(offer));
+                let offer = v1::MigrationRequest { key: Some(key.into()), output_tokens };
+                self.shell.parts.sessions.send(conductor, v1::node_event::Event::MigrationRequest(offer));
             }
             DecodeEffect::Fetch { key, source, block_hashes, destinations } => {
                 let reader = self.shell.parts.info.node.clone();
@@ -177,7 +177,7 @@ impl DecodeRole {
         let answer = match self.shell.parts.transfer.grant(spec) {
             Ok(()) => Ok(v1::GrantReply {
                 grant: reply.grant.0,
-                held_blocks: reply.held_blocks,
+                cached_blocks: reply.cached_blocks,
                 blocks: reply.blocks.iter().map(|block| block.0).collect(),
                 segment: self.shell.parts.descriptor.encode(),
                 num_blocks: self.shell.parts.model.layout.num_blocks,

@@ -243,9 +243,9 @@ async fn ask_for_grant(
     let (remote, blocks) =
         RemoteArena::new(&target.node, &info.layout, &reply.segment, reply.num_blocks, reply.blocks)?;
     let grant = GrantId(reply.grant);
-    let held_blocks = reply.held_blocks;
+    let cached_blocks = reply.cached_blocks;
     let partial_prefill_tokens = reply.partial_prefill_tokens;
-    let grant = GrantReply { grant, held_blocks, blocks, partial_prefill_tokens };
+    let grant = GrantReply { grant, cached_blocks, blocks, partial_prefill_tokens };
     Ok((grant, remote))
 }
 

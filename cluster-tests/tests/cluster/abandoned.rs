@@ -53,7 +53,7 @@ async fn aborts(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn abandoned_requests_release_blocks_and_placements() -> anyhow::Result<()> {
     // Few places, so that some wait; slow links would make pushes longer than they are.
-    let flags = ["--mock-base-us", "2000", "--mock-row-us", "60", "--max-running", "24"];
+    let flags = ["--mock-base-us", "2000", "--mock-token-us", "60", "--max-running", "24"];
     let cluster = Arc::new(Cluster::mock().prefill(2).decode(2).node_flags(&flags).start().await?);
     let places = Arc::new(Semaphore::new(AT_ONCE));
     // Sequences migrate while decode nodes take turns to drain.

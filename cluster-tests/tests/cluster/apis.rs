@@ -1,7 +1,7 @@
 //! OpenAI's APIs over HTTP, served by a cluster.
 
 use baton_cluster_tests::{Ask, Cluster, HttpAnswer};
-use baton_proto::v1::RecallRequest;
+use baton_proto::v1::ExplainByIdRequest;
 use baton_types::RequestId;
 use serde_json::{Value, json};
 
@@ -165,7 +165,8 @@ async fn unsupported_http_request_is_refused_by_param() -> anyhow::Result<()> {
 
     // Operators find a request by what its client was told, refused or not, and by the client's own
     // id.
-    let recall = async |id: &str| cluster.operator().recall(RecallRequest { request_id: id.to_owned() }).await;
+    let recall =
+        async |id: &str| cluster.operator().explain_by_id(ExplainByIdRequest { request_id: id.to_owned() }).await;
     let late = json!({"prompt": "x", "baton": {"ttft_slo_ms": 0.001}}).to_string();
     let refused = cluster.http_with("/v1/completions", &[], Some(&late)).await?;
     assert_eq!(refused.status, 429);
@@ -227,7 +228,7 @@ async fn user_text_never_becomes_control_tokens() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn request_past_its_timeout_is_ended_at_its_nodes() -> anyhow::Result<()> {
-    let cluster = Cluster::mock().decode_flags(&["--mock-row-us", "20000"]).start().await?;
+    let cluster = Cluster::mock().decode_flags(&["--mock-token-us", "20000"]).start().await?;
     let second = std::time::Duration::from_secs(1);
     let body = |more: Value| {
         let mut body = json!({"prompt": "x", "max_tokens": 3000, "ignore_eos": true});

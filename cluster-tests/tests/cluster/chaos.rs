@@ -60,7 +60,7 @@ async fn etcd_death_of_conductors_and_nodes_changes_no_answer() -> anyhow::Resul
 #[ignore = "needs etcd, and root to make network namespaces"]
 async fn etcd_conductors_are_cut_off_and_others_serve() -> anyhow::Result<()> {
     let cluster = ["--engine", "mock", "--conductors", "3", "--etcd", "spawn", "--namespaces"];
-    let faults = ["--faults", "cut", "--longest", "15", "--duration", "60", "--every", "5", "--seed", "2"];
+    let faults = ["--faults", "isolate", "--longest", "15", "--duration", "60", "--every", "5", "--seed", "2"];
     let report = chaos(&cluster, &faults).await?;
     assert_eq!((count(&report, "different"), &report["left"]), (0, &Value::Null));
     let is_cut = |of: &Value| of["role"] == "conductor" && count(of, "longest_gap_s") > 0;
@@ -72,7 +72,7 @@ async fn etcd_conductors_are_cut_off_and_others_serve() -> anyhow::Result<()> {
 #[ignore = "needs root, to make network namespaces"]
 async fn nodes_are_cut_off_or_slow_and_streams_continue() -> anyhow::Result<()> {
     let cluster = ["--engine", "mock", "--namespaces"];
-    for (fault, duration) in [("cut", "20"), ("slow", "8")] {
+    for (fault, duration) in [("isolate", "20"), ("slow", "8")] {
         let faults = ["--faults", fault, "--longest", "5", "--duration", duration, "--every", "2"];
         let report = chaos(&cluster, &faults).await?;
         assert_eq!((count(&report, "different"), &report["left"]), (0, &Value::Null));
@@ -89,7 +89,7 @@ async fn nodes_are_cut_off_or_slow_and_streams_continue() -> anyhow::Result<()> 
 async fn ten_minutes_of_all_faults_on_model_nodes_change_no_answer() -> anyhow::Result<()> {
     let model = model();
     let cluster = ["--model", &model.display().to_string(), "--namespaces"];
-    let report = chaos(&cluster, &["--duration", "600", "--faults", "kill,stop,drain,term,cut,slow"]).await?;
+    let report = chaos(&cluster, &["--duration", "600", "--faults", "kill,pause,drain,terminate,isolate,slow"]).await?;
     assert_eq!((count(&report, "different"), &report["left"]), (0, &Value::Null));
     Ok(())
 }

@@ -67,7 +67,7 @@ impl Judged {
 }
 
 async fn judged(cluster: &Cluster, n: usize, computed: usize, request_id: String) -> anyhow::Result<Judged> {
-    let record = cluster.operator().recall(v1::RecallRequest { request_id }).await?.into_inner();
+    let record = cluster.operator().explain_by_id(v1::ExplainByIdRequest { request_id }).await?.into_inner();
     let end = record.end.unwrap();
     let timeline = end.timeline.unwrap();
     let usage = end.usage.unwrap();

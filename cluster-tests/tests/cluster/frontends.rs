@@ -8,9 +8,9 @@ use anyhow::Context;
 use baton_cluster_tests::{Ask, Cluster, Etcd, Process};
 use baton_proto::v1::cluster_client::ClusterClient;
 use baton_proto::v1::inference_client::InferenceClient;
-use baton_proto::v1::membership_client::MembershipClient;
 use baton_proto::v1::node_command::Command;
 use baton_proto::v1::node_event::Event;
+use baton_proto::v1::node_registration_client::NodeRegistrationClient;
 use baton_proto::v1::node_server::{Node, NodeServer};
 use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_types::{FinishReason, PrefillEvent};
@@ -71,7 +71,7 @@ impl Node for FakeNode {
         let node = self.0.clone();
         tokio::spawn(async move {
             let blocks_total = node.layout.as_ref().map_or(0, |layout| layout.num_blocks);
-            let mut load = v1::Load { blocks_total, takes_sequences: node.role == "decode", ..v1::Load::default() };
+            let mut load = v1::Load { blocks_total, accepts_migrations: node.role == "decode", ..v1::Load::default() };
             let welcome = Event::Welcome(v1::Welcome { protocol_version: PROTOCOL_VERSION, node: Some(node) });
             let _ = events.send(says(welcome)).await;
             let mut reports = baton_runtime::interval(REPORT);
@@ -214,7 +214,7 @@ async fn etcd_placement_latency_with_a_thousand_nodes_is_measured() -> anyhow::R
         let info = serve(&templates[n % 2], format!("fake-{n}")).await?;
         for conductor in &conductors {
             let request = v1::RegisterRequest { protocol_version: PROTOCOL_VERSION, node: Some(info.clone()) };
-            MembershipClient::new(channel(conductor).await?).register(request).await?;
+            NodeRegistrationClient::new(channel(conductor).await?).register(request).await?;
         }
     }
     drop(real);

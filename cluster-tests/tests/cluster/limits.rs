@@ -269,7 +269,7 @@ async fn operator_and_node_ports_serve_only_their_own_apis() -> anyhow::Result<(
         client.list_nodes(v1::ListNodesRequest {}).await.map(|nodes| nodes.into_inner().nodes.len())
     };
     let register = async |channel: &Channel| {
-        let mut client = v1::membership_client::MembershipClient::new(channel.clone());
+        let mut client = v1::node_registration_client::NodeRegistrationClient::new(channel.clone());
         client.register(v1::RegisterRequest::default()).await.unwrap_err()
     };
     let models = async |channel: &Channel| {
@@ -292,8 +292,7 @@ async fn operator_and_node_ports_serve_only_their_own_apis() -> anyhow::Result<(
     assert_eq!(register(&of_nodes).await.code(), Code::InvalidArgument, "it is there");
     for others in [&clients, &of_operators] {
         let refused = register(others).await;
-        let told =
-            "this port does not serve /baton.v1.Membership/Register; operators and nodes may have ports of their own";
+        let told = "this port does not serve /baton.v1.NodeRegistration/Register; operators and nodes may have ports of their own";
         assert_eq!((refused.code(), refused.message()), (Code::Unimplemented, told));
     }
     assert_eq!(models(&clients).await, Ok(()));
@@ -350,7 +349,7 @@ async fn ten_thousand_idle_streams_take_little_memory() -> anyhow::Result<()> {
     const STREAMS: u64 = 10_000;
     // A decode step takes minutes: all but the first tokens are waited for.
     let nodes =
-        ["--mock-row-us", "100000", "--max-running", "6000", "--max-waiting", "6000", "--cache-blocks", "200000"];
+        ["--mock-token-us", "100000", "--max-running", "6000", "--max-waiting", "6000", "--cache-blocks", "200000"];
     let cluster = Cluster::mock()
         .conductor_flags(&["--max-wait-ms", "off"])
         .prefill_flags(&["--max-waiting", "6000"])

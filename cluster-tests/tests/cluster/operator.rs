@@ -50,7 +50,9 @@ async fn load_command_reports_admission_goodput_and_prediction_errors() -> anyho
     let cluster = Cluster::mock().prefill(2).start().await?;
     let before = json(&cluster, &["load"]).await?;
     assert_eq!((before["prefill"].as_array().unwrap().len(), before["decode"].as_array().unwrap().len()), (2, 1));
-    assert!(before["estimates"].as_array().unwrap().iter().all(|row| row["count"] == 0 && row["bias"].is_null()));
+    assert!(
+        before["prediction_errors"].as_array().unwrap().iter().all(|row| row["count"] == 0 && row["bias"].is_null())
+    );
 
     for salt in 0..5 {
         cluster.ask(Ask::tokens(prompt(200, salt)).max_tokens(12).ignore_eos()).await?;
@@ -65,7 +67,7 @@ async fn load_command_reports_admission_goodput_and_prediction_errors() -> anyho
 
     let after = until(&cluster, &["load"], |load| load["goodput"]["ended"] == 6).await?;
     let admission = &after["admission"];
-    assert_eq!((&admission["accepted"], &admission["refused"]), (&6.into(), &1.into()), "{admission}");
+    assert_eq!((&admission["admitted"], &admission["refused"]), (&6.into(), &1.into()), "{admission}");
     assert_eq!(admission["last_refusal"]["message"].as_str(), Some(message.as_str()));
     assert!(admission["last_refusal"]["retry_after_s"].as_f64() > Some(0.0), "{admission}");
     assert_eq!((&after["goodput"]["within"], &after["goodput"]["aborted"]), (&6.into(), &0.into()));
@@ -80,7 +82,7 @@ async fn load_command_reports_admission_goodput_and_prediction_errors() -> anyho
         "neither met nor missed"
     );
     let counts = ["ttft", "tbt", "transfer", "output"].map(|name| {
-        let row = after["estimates"].as_array().unwrap().iter().find(|row| row["estimate"] == name).unwrap();
+        let row = after["prediction_errors"].as_array().unwrap().iter().find(|row| row["quantity"] == name).unwrap();
         let count = row["count"].as_u64().unwrap();
         if count > 0 {
             assert!(row["error_p50"].as_f64() <= row["error_p90"].as_f64(), "{row}");
@@ -90,7 +92,7 @@ async fn load_command_reports_admission_goodput_and_prediction_errors() -> anyho
     });
     assert_eq!((counts[0], counts[1], counts[3]), (6, 5, 5), "one token has neither gaps nor an answer");
     assert!(counts[2] <= 5, "a push that compute hid whole has no relative error");
-    assert_eq!(after["estimates"][3]["measured_p50"], 12.0);
+    assert_eq!(after["prediction_errors"][3]["measured_p50"], 12.0);
     let rates =
         after["prefill"].as_array().unwrap().iter().filter(|node| node["tokens_per_second"].as_f64() > Some(0.0));
     assert!(rates.count() >= 1, "{after}");
@@ -101,7 +103,7 @@ async fn load_command_reports_admission_goodput_and_prediction_errors() -> anyho
     assert!(metrics.contains("baton_conductor_measured_tokens_sum{quantity=\"output\"} 60"), "{metrics}");
 
     let shown = String::from_utf8(baton(&cluster, &["load"]).await?.stdout)?;
-    assert!(shown.starts_with("PREFILL") && shown.contains("7 accepted, 1 refused"), "{shown}");
+    assert!(shown.starts_with("PREFILL") && shown.contains("7 admitted, 1 refused"), "{shown}");
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await
 }
@@ -192,7 +194,7 @@ async fn explain_lists_each_attempt_of_a_request() -> anyhow::Result<()> {
     let lines = request_lines(&cluster)?;
     assert!(lines.len() == 1 && lines[0].contains("attempts=2"), "{lines:#?}");
     let load = json(&cluster, &["load"]).await?;
-    assert_eq!(load["estimates"][0]["count"], 0, "what was placed again says nothing of predictions: {load}");
+    assert_eq!(load["prediction_errors"][0]["count"], 0, "what was placed again says nothing of predictions: {load}");
     cluster.stop().await
 }
 
@@ -230,7 +232,7 @@ async fn explain_shows_request_queued_at_admission_as_one_decision() -> anyhow::
     assert!(decisions[0]["times"].as_u64() >= Some(1) && decisions[1]["times"] == 1, "{record}");
     assert_eq!(decisions[1]["explanation"]["placed"]["decode"], "decode-0");
     let load = json(&cluster, &["load"]).await?;
-    let counts = ["accepted", "refused", "queued", "queued_now"].map(|name| load["admission"][name].as_u64());
+    let counts = ["admitted", "refused", "queued", "queued_now"].map(|name| load["admission"][name].as_u64());
     assert_eq!(counts, [Some(3), Some(0), Some(1), Some(0)], "{load}");
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await

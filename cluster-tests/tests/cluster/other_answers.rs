@@ -26,7 +26,7 @@ async fn request_with_n_answers_computes_its_prompt_once() -> anyhow::Result<()>
     let computed = async || {
         let mut rows = 0.0;
         for node in &cluster.prefill {
-            rows += node.metric("baton_node_step_rows_total").await?;
+            rows += node.metric("baton_node_step_tokens_total").await?;
         }
         for node in &cluster.decode {
             rows += node.metric("baton_decode_partial_prefill_tokens_total").await?;
@@ -58,7 +58,7 @@ async fn request_with_n_answers_computes_its_prompt_once() -> anyhow::Result<()>
 
 #[tokio::test]
 async fn n_answers_survive_decode_node_death_and_abort_together() -> anyhow::Result<()> {
-    let mut cluster = Cluster::mock().prefill(1).decode(2).decode_flags(&["--mock-row-us", "3000"]).start().await?;
+    let mut cluster = Cluster::mock().prefill(1).decode(2).decode_flags(&["--mock-token-us", "3000"]).start().await?;
     let ask = || Ask::text("a prompt").max_tokens(60).ignore_eos().seeded(1, 1.0);
     let expected = cluster.answers(ask().n(3)).await?;
     let mut stream = cluster.inference().generate(ask().n(3).0).await?.into_inner();
@@ -67,7 +67,7 @@ async fn n_answers_survive_decode_node_death_and_abort_together() -> anyhow::Res
     let mut finished = 0;
     while let Some(response) = stream.message().await? {
         match response.event {
-            Some(Event::Delta(delta)) => tokens[response.sample as usize].extend(delta.token_ids),
+            Some(Event::Delta(delta)) => tokens[response.completion as usize].extend(delta.token_ids),
             Some(Event::Finished(_)) => finished += 1,
             _ => {}
         }
@@ -120,7 +120,7 @@ async fn n_answers_on_an_idle_cluster_do_not_wait_for_each_other() -> anyhow::Re
 /// A request for many answers takes what others leave.
 #[tokio::test]
 async fn many_n_answers_do_not_starve_other_requests() -> anyhow::Result<()> {
-    let cluster = Cluster::mock().prefill(1).decode(1).decode_flags(&["--mock-row-us", "500"]).start().await?;
+    let cluster = Cluster::mock().prefill(1).decode(1).decode_flags(&["--mock-token-us", "500"]).start().await?;
     let ask = |n| Ask::text("a prompt").max_tokens(60).ignore_eos().n(n);
     let alone = gap(&cluster, ask(1)).await?;
     let mut streams = Vec::new();

@@ -17,7 +17,7 @@ const MAX_WAIT: Duration = Duration::from_secs(1);
 
 async fn slow_cluster(max_wait: &str) -> anyhow::Result<Arc<Cluster>> {
     let cluster = Cluster::mock()
-        .node_flags(&["--mock-row-us", "2000", "--mock-base-us", "0"])
+        .node_flags(&["--mock-token-us", "2000", "--mock-base-us", "0"])
         .conductor_flags(&["--max-wait-ms", max_wait, "--prompts-at-decode", "short"])
         .start()
         .await?;
@@ -122,7 +122,8 @@ async fn request_with_too_long_wait_is_refused_with_retry_after() -> anyhow::Res
 
 #[tokio::test]
 async fn objectives_are_taken_from_body_then_header_then_default() -> anyhow::Result<()> {
-    let cluster = Cluster::mock().prefill_flags(&["--mock-row-us", "2000"]).conductor_flags(&["--tbt-slo-ms", "0.001"]);
+    let cluster =
+        Cluster::mock().prefill_flags(&["--mock-token-us", "2000"]).conductor_flags(&["--tbt-slo-ms", "0.001"]);
     let cluster = cluster.start().await?;
     let ask = async |headers: &[(&str, &str)], baton: Value| {
         let mut body: Value = serde_json::from_str(&completion(1, 100))?;

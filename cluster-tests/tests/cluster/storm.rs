@@ -135,7 +135,7 @@ async fn every_request_ends_while_nodes_die() -> anyhow::Result<()> {
 /// long before they are closed.
 #[tokio::test]
 async fn stopped_node_delays_its_request_and_changes_no_token() -> anyhow::Result<()> {
-    let flags = ["--mock-base-us", "5000", "--mock-row-us", "500"];
+    let flags = ["--mock-base-us", "5000", "--mock-token-us", "500"];
     let cluster = Cluster::mock().prefill(2).decode(2).node_flags(&flags).start().await?;
     let stopped = async |ask: Ask, role: &str, after: Duration| {
         let (served, stopped) = tokio::join!(serve_timed(cluster.inference(), ask.clone()), async {

@@ -108,7 +108,10 @@ impl v1::cluster_server::Cluster for ClusterService {
         Ok(Response::new(super::load::response(&self.0)))
     }
 
-    async fn recall(&self, request: Request<v1::RecallRequest>) -> Result<Response<v1::RecallResponse>, Status> {
+    async fn explain_by_id(
+        &self,
+        request: Request<v1::ExplainByIdRequest>,
+    ) -> Result<Response<v1::ExplainByIdResponse>, Status> {
         let id = request.into_inner().request_id;
         let told: String = id.chars().take(MAX_CLIENT_ID_BYTES).collect();
         let error = match self.0.decision_log.find(&id) {

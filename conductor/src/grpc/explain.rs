@@ -24,14 +24,14 @@ pub fn response(prompt_tokens: u32, explanation: &Explanation) -> v1::ExplainRes
 fn decided(decision: &Result<Placement, Refusal>) -> v1::explain_response::Decision {
     match decision {
         Ok(placement) => {
-            let Ttft(ttft) = placement.estimated_ttft;
+            let Ttft(ttft) = placement.predicted_ttft;
             v1::explain_response::Decision::Placed(v1::PlacementDecision {
                 prefill: placement.prefill.to_string(),
                 decode: placement.decode.as_ref().map(|node| node.to_string()).unwrap_or_default(),
                 cached_tokens: placement.matched_tokens,
                 partial_prefill_tokens: placement.partial_prefill_tokens,
                 ttft_s: (ttft + placement.first_token_delay).as_secs_f64(),
-                tbt_s: placement.estimated_tbt.map(|Tbt(tbt)| tbt.as_secs_f64()),
+                tbt_s: placement.predicted_tbt.map(|Tbt(tbt)| tbt.as_secs_f64()),
             })
         }
         Err(refusal) => v1::explain_response::Decision::Refused(v1::RefusalDecision {
@@ -46,8 +46,8 @@ fn verdict_count((verdict, nodes): &(Verdict, usize)) -> v1::VerdictCount {
     v1::VerdictCount { verdict: verdict.to_string(), nodes: *nodes as u32 }
 }
 
-pub(super) fn record(record: &RequestRecord) -> v1::RecallResponse {
-    v1::RecallResponse {
+pub(super) fn record(record: &RequestRecord) -> v1::ExplainByIdResponse {
+    v1::ExplainByIdResponse {
         request_id: record.request.to_string(),
         prompt_tokens: record.prompt_tokens,
         max_tokens: record.max_tokens,
@@ -64,7 +64,7 @@ fn decision(prompt_tokens: u32, decision: &Decision) -> v1::RequestDecision {
         times: decision.times,
         explanation: Some(grounds(prompt_tokens, decision)),
         failure: decision.failure.clone().unwrap_or_default(),
-        turns: decision.turns.clone(),
+        reselections: decision.reselections.clone(),
     }
 }
 
@@ -94,7 +94,7 @@ fn end(record: &RequestRecord, end: &RequestEnd) -> v1::RequestEnd {
         predicted_ttft_s: record.predicted_ttft().map(|ttft| ttft.as_secs_f64()),
         predicted_tbt_s: record.predicted_tbt(end).map(|tbt| tbt.as_secs_f64()),
         decode_node: end.decode.as_ref().map(ToString::to_string).unwrap_or_default(),
-        predicted_output_tokens: placement.filter(|it| it.decode.is_some()).map(|it| it.estimated_output_tokens),
+        predicted_output_tokens: placement.filter(|it| it.decode.is_some()).map(|it| it.predicted_output_tokens),
     }
 }
 
@@ -113,9 +113,9 @@ fn plan(plan: &PrefillPlan) -> v1::PrefillPlan {
     v1::PrefillPlan {
         cached_tokens: plan.matched_tokens,
         queue_s: plan.ahead,
-        transfer_s: plan.transfer,
+        fetch_s: plan.transfer,
         compute_s: plan.compute,
-        passes: plan.passed as u32,
+        overtakes: plan.passed as u32,
     }
 }
 

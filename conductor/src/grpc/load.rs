@@ -27,7 +27,9 @@ pub(super) fn response(frontend: &Frontend) -> v1::ClusterLoadResponse {
         decode,
         admission: Some(admission),
         goodput: Some(goodput(now, &window_stats.goodput)),
-        estimates: Estimate::ALL.map(|estimate| prediction_error(&window_stats.prediction_errors, estimate)).to_vec(),
+        prediction_errors: Estimate::ALL
+            .map(|estimate| prediction_error(&window_stats.prediction_errors, estimate))
+            .to_vec(),
     }
 }
 
@@ -67,7 +69,7 @@ fn admission_load(now: Instant, window_stats: &AdmissionStats) -> v1::AdmissionL
     };
     let refusals: Vec<_> = window_stats.last_refusals.iter().map(last_refusal).collect();
     v1::AdmissionLoad {
-        accepted: window_stats.accepted,
+        admitted: window_stats.admitted,
         refused: window_stats.refused,
         queued: window_stats.queued,
         last_refusal: refusals.first().cloned(),
@@ -84,7 +86,7 @@ fn goodput(now: Instant, goodput: &Goodput) -> v1::Goodput {
 fn prediction_error(prediction_errors: &PredictionErrors, estimate: Estimate) -> v1::PredictionError {
     let summary = prediction_errors.summary(estimate);
     v1::PredictionError {
-        estimate: estimate.as_str().into(),
+        quantity: estimate.as_str().into(),
         count: summary.map_or(0, |summary| summary.count as u32),
         predicted_p50: summary.map(|summary| summary.predicted_p50),
         measured_p50: summary.map(|summary| summary.measured_p50),

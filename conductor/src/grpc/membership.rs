@@ -1,4 +1,4 @@
-//! `baton.v1.Membership`: what nodes call.
+//! `baton.v1.NodeRegistration`: what nodes call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::unjoined::NotJoined;
 const REGISTER_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The service over a frontend.
-pub struct MembershipService(pub Arc<Frontend>);
+pub struct NodeRegistrationService(pub Arc<Frontend>);
 
 #[tonic::async_trait]
-impl v1::membership_server::Membership for MembershipService {
+impl v1::node_registration_server::NodeRegistration for NodeRegistrationService {
     async fn register(&self, request: Request<v1::RegisterRequest>) -> Result<Response<v1::RegisterResponse>, Status> {
         let request = request.into_inner();
         let info = required("node", request.node).and_then(NodeInfo::try_from);

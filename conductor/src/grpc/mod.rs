@@ -16,4 +16,4 @@ pub use cluster::ClusterService;
 pub use health::HealthService;
 pub use inference::InferenceService;
 pub use intake::{Intake, take_in};
-pub use membership::MembershipService;
+pub use membership::NodeRegistrationService;

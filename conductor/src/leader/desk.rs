@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use baton_proto::v1;
 use baton_runtime::random_u64;
 use baton_scheduler::{
-    BookEntry, Cluster, Declared, DeskEffect, LaterTerm, LinkId, PlacementRequest, StaleLeader, StreamId,
+    Cluster, Declared, DeskEffect, LaterTerm, LedgerEntry, LinkId, PlacementRequest, StaleLeader, StreamId,
 };
 use baton_types::{ConductorId, FromLeader, MigrationQuestion, NodeId, Question, RequestKey};
 use tokio::sync::{mpsc, oneshot};
@@ -262,10 +262,10 @@ impl Frontend {
     }
 
     /// Enters what happened to an attempt into the books.
-    pub fn book(&self, key: RequestKey, entry: &BookEntry) {
+    pub fn book(&self, key: RequestKey, entry: &LedgerEntry) {
         self.at_desk(|desk, now, cluster| {
             desk.core.on_booked(now, key, entry, cluster);
-            if matches!(entry, BookEntry::Ended) {
+            if matches!(entry, LedgerEntry::Ended) {
                 desk.asked.remove(&key);
             }
         });
@@ -376,7 +376,7 @@ impl Frontend {
     }
 
     /// Something happened to one of its attempts.
-    pub fn on_follower_booked(&self, from: &Following, key: RequestKey, entry: &BookEntry) {
+    pub fn on_follower_booked(&self, from: &Following, key: RequestKey, entry: &LedgerEntry) {
         self.at_desk(|desk, now, cluster| desk.core.on_follower_booked(now, &from.of, key, entry, cluster));
     }
 

@@ -57,8 +57,8 @@ pub async fn request_of_a_follower_is_placed_by_the_leader() {
     answer.end().await.unwrap();
     w.ends().await;
     leader.until_placed(0).await;
-    let recall = v1::RecallRequest { request_id: "mine".into() };
-    let recalled = soon(w.operator().recall(recall)).await.unwrap().into_inner();
+    let recall = v1::ExplainByIdRequest { request_id: "mine".into() };
+    let recalled = soon(w.operator().explain_by_id(recall)).await.unwrap().into_inner();
     let why = recalled.decisions[0].explanation.clone().unwrap();
     let rows = (why.prefill[0].node.as_str(), why.decode[0].node.as_str(), why.prompt_tokens);
     assert_eq!(rows, ("p0", "d0", 3), "the leader's grounds are known where the request is");

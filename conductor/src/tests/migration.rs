@@ -95,7 +95,7 @@ pub async fn refused_grant_reselects_another_decode_node() {
     let second = w.node("p0").hears("a reselect", reselected).await;
     assert_ne!(second, job.decode());
     // The first one has no room any more: the second is asked again, whatever its steps take.
-    w.node(&job.decode()).load.takes_sequences = false;
+    w.node(&job.decode()).load.accepts_migrations = false;
     w.report().await;
     w.node("p0").prefill(job.key, &PrefillEvent::GrantRefused(refused.clone()));
     assert_eq!(w.node("p0").hears("a reselect", reselected).await, second);
@@ -109,7 +109,7 @@ pub async fn refused_grant_reselects_another_decode_node() {
     let mut answer = w.generate(request("hi", 2)).await;
     let job = w.job().await;
     for node in ["d0", "d1"] {
-        w.node(node).load.takes_sequences = false;
+        w.node(node).load.accepts_migrations = false;
         w.node(node).load.draining = node == job.decode();
     }
     w.report().await;

@@ -87,7 +87,7 @@ impl FakeNode {
         let server = tokio::spawn(async move { serving.await.unwrap() });
         let load = v1::Load {
             blocks_total: info.layout.num_blocks,
-            takes_sequences: info.role == NodeRole::Decode,
+            accepts_migrations: info.role == NodeRole::Decode,
             ..v1::Load::default()
         };
         Self {
@@ -188,7 +188,7 @@ impl FakeNode {
 
     /// It would rather have the request go on elsewhere.
     pub fn offer(&self, key: RequestKey, output_tokens: u32) {
-        self.say(Event::Offer(v1::SequenceOffer { key: Some(key.into()), output_tokens }));
+        self.say(Event::MigrationRequest(v1::MigrationRequest { key: Some(key.into()), output_tokens }));
     }
 
     /// Takes the first command that it got for which `wanted` gives something; `None` if there is

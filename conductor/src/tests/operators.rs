@@ -82,7 +82,7 @@ pub async fn operators_see_nodes_loads_and_caches() {
     assert_eq!(checked.nodes[1].problem, "no answer within 5s");
 
     let load = soon(operator.cluster_load(v1::ClusterLoadRequest {})).await.unwrap().into_inner();
-    assert_eq!((load.prefill.len(), load.decode[0].blocks_used, load.estimates.len()), (1, 7, 4));
+    assert_eq!((load.prefill.len(), load.decode[0].blocks_used, load.prediction_errors.len()), (1, 7, 4));
 
     let is_clear = |command: &Command| matches!(command, Command::ClearCache(_)).then_some(());
     for (name, told) in [("", vec!["p0", "d0"]), ("d0", vec!["d0"])] {
@@ -143,11 +143,12 @@ pub async fn explain_and_recall_report_placement_and_end_of_request() {
     w.node("p0").computes(job.key, 'a');
     w.node("d0").last_token(job.key, 1, 'b');
     answer.end().await.unwrap();
-    let recalled = soon(operator.recall(v1::RecallRequest { request_id: "mine".into() })).await.unwrap().into_inner();
+    let recalled =
+        soon(operator.explain_by_id(v1::ExplainByIdRequest { request_id: "mine".into() })).await.unwrap().into_inner();
     assert_eq!((recalled.request_id, recalled.decisions.len()), (answer.id, 1));
     assert_eq!(recalled.end.unwrap().finish_reason, "length");
-    let unknown = v1::RecallRequest { request_id: "another's".into() };
-    assert_eq!(soon(operator.recall(unknown)).await.unwrap_err().code(), Code::NotFound);
+    let unknown = v1::ExplainByIdRequest { request_id: "another's".into() };
+    assert_eq!(soon(operator.explain_by_id(unknown)).await.unwrap_err().code(), Code::NotFound);
     w.ends().await;
 }
 

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use baton_proto::v1::node_command::Command;
-use baton_scheduler::{Away, BookEntry, RequestEffect, RequestError, RequestNote};
+use baton_scheduler::{Away, LedgerEntry, RequestEffect, RequestError, RequestNote};
 
 thread_local! {
     static SEEN: RefCell<BTreeSet<&'static str>> = const { RefCell::new(BTreeSet::new()) };
@@ -64,7 +64,7 @@ fn command_name(command: &Command) -> &'static str {
 
 /// What the stories did not reach, and what they reached that no list names.
 pub fn check_all() {
-    let lists = [RequestEffect::ALL, BookEntry::ALL, RequestNote::ALL, RequestError::ALL, Away::ALL, COMMANDS];
+    let lists = [RequestEffect::ALL, LedgerEntry::ALL, RequestNote::ALL, RequestError::ALL, Away::ALL, COMMANDS];
     let all: BTreeSet<_> = lists.into_iter().flatten().copied().collect();
     let seen = SEEN.with_borrow(Clone::clone);
     let missing: Vec<_> = all.difference(&seen).collect();

@@ -130,7 +130,7 @@ pub async fn request_with_n_answers_places_others_once_the_first_decodes() {
     let mut finished = 0;
     while let Some(response) = soon(stream.message()).await.unwrap() {
         match response.event {
-            Some(Event::Delta(delta)) => texts[response.sample as usize] += &delta.text,
+            Some(Event::Delta(delta)) => texts[response.completion as usize] += &delta.text,
             Some(Event::Finished(_)) => finished += 1,
             _ => {}
         }

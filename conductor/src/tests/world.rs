@@ -118,7 +118,7 @@ impl World {
     }
 
     pub async fn register(&self, info: &NodeInfo) -> Result<v1::RegisterResponse, Code> {
-        let mut membership = v1::membership_client::MembershipClient::new(self.channel.clone());
+        let mut membership = v1::node_registration_client::NodeRegistrationClient::new(self.channel.clone());
         let request = v1::RegisterRequest { protocol_version: PROTOCOL_VERSION, node: Some(info.into()) };
         soon(membership.register(request)).await.map(Response::into_inner).map_err(|status| status.code())
     }

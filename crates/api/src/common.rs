@@ -234,9 +234,9 @@ pub(crate) struct TotalUsage {
 
 impl TotalUsage {
     /// Adds the usage of answer number `sample` of a request: all have the one prompt.
-    pub(crate) fn add(&mut self, sample: u32, usage: v1::Usage) {
+    pub(crate) fn add(&mut self, completion: u32, usage: v1::Usage) {
         self.completion_tokens += u64::from(usage.completion_tokens);
-        if sample == 0 {
+        if completion == 0 {
             self.prompt_tokens += u64::from(usage.prompt_tokens);
             self.cached_tokens += u64::from(usage.cached_tokens);
         }

@@ -238,9 +238,9 @@ pub struct ChaosArgs {
     /// Inject faults into this etcd of several conductors too: HOST:PORT on this host
     #[arg(long, value_name = "ADDR")]
     pub etcd: Option<String>,
-    /// Choose from these faults. Several conductors get all but drain; etcd gets kill, stop and
-    /// term
-    #[arg(long, value_name = "FAULTS", value_delimiter = ',', default_value = "kill,stop,drain,term")]
+    /// Choose from these faults. Several conductors get all but drain; etcd gets kill, pause and
+    /// terminate
+    #[arg(long, value_name = "FAULTS", value_delimiter = ',', default_value = "kill,pause,drain,terminate")]
     pub faults: Vec<FaultKind>,
     /// Limit how long a node is stopped, cut off or slow, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = parse_longest)]

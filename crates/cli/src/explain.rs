@@ -27,8 +27,8 @@ pub async fn run(args: &ExplainArgs, conductor: &str, json: bool) -> Result<(), 
 }
 
 const PREFILL: [&str; 9] =
-    ["PREFILL", "VERDICT", "PENDING", "CACHED", "QUEUE", "TRANSFER", "COMPUTE", "PASSES", "COST"];
-const DECODE: [&str; 6] = ["DECODE", "VERDICT", "SEQUENCES", "TBT", "PUSH", "PROMPT THERE"];
+    ["PREFILL", "VERDICT", "PENDING", "CACHED", "QUEUE", "FETCH", "COMPUTE", "OVERTAKES", "COST"];
+const DECODE: [&str; 6] = ["DECODE", "VERDICT", "SEQUENCES", "TBT", "PUSH", "PREFILL HERE"];
 /// Column of the verdict, which is coloured.
 const VERDICT: usize = 1;
 
@@ -95,9 +95,9 @@ fn prefill_rows(row: &v1::PrefillExplanation) -> Vec<Vec<String>> {
             pending,
             of(|plan| plan.cached_tokens.to_string()),
             of(|plan| seconds(plan.queue_s)),
-            of(|plan| seconds(plan.transfer_s)),
+            of(|plan| seconds(plan.fetch_s)),
             of(|plan| seconds(plan.compute_s)),
-            of(|plan| plan.passes.to_string()),
+            of(|plan| plan.overtakes.to_string()),
             cost,
         ]
     };
@@ -129,8 +129,8 @@ fn none() -> String {
 pub fn to_json(explained: &v1::ExplainResponse) -> Value {
     let plan = |plan: &v1::PrefillPlan| {
         json!({
-            "cached_tokens": plan.cached_tokens, "queue_s": plan.queue_s, "transfer_s": plan.transfer_s,
-            "compute_s": plan.compute_s, "passes": plan.passes,
+            "cached_tokens": plan.cached_tokens, "queue_s": plan.queue_s, "fetch_s": plan.fetch_s,
+            "compute_s": plan.compute_s, "overtakes": plan.overtakes,
         })
     };
     let prefill = explained.prefill.iter().map(|row| {
@@ -176,8 +176,8 @@ mod tests {
     use super::*;
 
     fn explained(decision: Decision) -> v1::ExplainResponse {
-        let plan = v1::PrefillPlan { cached_tokens: 64, queue_s: 0.0021, transfer_s: 0.0, compute_s: 1.5, passes: 2 };
-        let fetch = v1::PrefillPlan { cached_tokens: 96, transfer_s: 0.01, ..plan };
+        let plan = v1::PrefillPlan { cached_tokens: 64, queue_s: 0.0021, fetch_s: 0.0, compute_s: 1.5, overtakes: 2 };
+        let fetch = v1::PrefillPlan { cached_tokens: 96, fetch_s: 0.01, ..plan };
         v1::ExplainResponse {
             placement: "min-total-delay".to_owned(),
             admission: "value-density".to_owned(),
@@ -244,12 +244,12 @@ prompt    100 tokens
 policies  placement min-total-delay, admission value-density
 goes to   p0, then d0: 64 tokens cached, TTFT 1.50 s, TBT 12.0 ms
 
-PREFILL       VERDICT             PENDING  CACHED  QUEUE   TRANSFER  COMPUTE  PASSES  COST
-p0            chosen              3        64      2.1 ms  0 us      1.50 s   2       1.2500
-  with fetch                               96      2.1 ms  10.0 ms   1.50 s   2
-p1            left out: draining  0        -       -       -         -        -       -
+PREFILL       VERDICT             PENDING  CACHED  QUEUE   FETCH    COMPUTE  OVERTAKES  COST
+p0            chosen              3        64      2.1 ms  0 us     1.50 s   2          1.2500
+  with fetch                               96      2.1 ms  10.0 ms  1.50 s   2
+p1            left out: draining  0        -       -       -        -        -          -
 
-DECODE  VERDICT  SEQUENCES  TBT      PUSH  PROMPT THERE
+DECODE  VERDICT  SEQUENCES  TBT      PUSH  PREFILL HERE
 d0      chosen   7          12.0 ms  0 us  2.00 s, disturbs";
         assert_eq!(text, expected);
     }

@@ -23,14 +23,14 @@ pub async fn run(args: &LoadArgs, conductor: &str, json: bool) -> Result<(), Cli
 
 const PREFILL: [&str; 5] = ["PREFILL", "STATE", "PENDING", "QUEUE", "TOKENS/S"];
 const DECODE: [&str; 7] = ["DECODE", "STATE", "SEQUENCES", "RUNNING", "KV BLOCKS", "TBT", "STEP"];
-const ESTIMATES: [&str; 7] = ["ESTIMATE", "N", "PREDICTED", "MEASURED", "BIAS", "ERROR P50", "ERROR P90"];
+const ESTIMATES: [&str; 7] = ["QUANTITY", "N", "PREDICTED", "MEASURED", "BIAS", "ERROR P50", "ERROR P90"];
 /// Column of the state.
 const STATE: usize = 1;
 
 fn render(load: &v1::ClusterLoadResponse, paint: Paint) -> String {
     let prefill: Vec<_> = load.prefill.iter().map(prefill_row).collect();
     let decode: Vec<_> = load.decode.iter().map(decode_row).collect();
-    let estimates: Vec<_> = load.estimates.iter().map(estimate_row).collect();
+    let estimates: Vec<_> = load.prediction_errors.iter().map(estimate_row).collect();
     let nodes = [(&PREFILL[..], prefill), (&DECODE[..], decode)].into_iter().filter(|(_, rows)| !rows.is_empty());
     let nodes = nodes.map(|(header, rows)| node_table(header, &rows, STATE, paint));
     let admission = format!("{}\n{}", admission(load.admission.as_ref()), goodput(load.goodput.unwrap_or_default()));
@@ -61,14 +61,14 @@ fn decode_row(node: &v1::DecodeNodeLoad) -> Vec<String> {
 }
 
 fn estimate_row(estimate: &v1::PredictionError) -> Vec<String> {
-    let value = |value: Option<f64>| match (value, estimate.estimate.as_str()) {
+    let value = |value: Option<f64>| match (value, estimate.quantity.as_str()) {
         (None, _) => none(),
         (Some(tokens), "output") => format!("{tokens:.0} tokens"),
         (Some(time), _) => seconds(time),
     };
     let percent = |part: Option<f64>| part.map(|part| format!("{:.0} %", 100.0 * part)).unwrap_or_else(none);
     vec![
-        estimate.estimate.clone(),
+        estimate.quantity.clone(),
         estimate.count.to_string(),
         value(estimate.predicted_p50),
         value(estimate.measured_p50),
@@ -80,9 +80,9 @@ fn estimate_row(estimate: &v1::PredictionError) -> Vec<String> {
 
 fn admission(admission: Option<&v1::AdmissionLoad>) -> String {
     let Some(admission) = admission else { return "the conductor did not say what it took in".to_owned() };
-    let v1::AdmissionLoad { policy, accepted, refused, queued, queued_now, .. } = admission;
+    let v1::AdmissionLoad { policy, admitted, refused, queued, queued_now, .. } = admission;
     let counts =
-        format!("admission  {policy}: {accepted} accepted, {refused} refused, {queued} queued, {queued_now} wait now");
+        format!("admission  {policy}: {admitted} admitted, {refused} refused, {queued} queued, {queued_now} wait now");
     // An older conductor tells the last one only.
     let last = admission.last_refusal.iter().filter(|_| admission.refusals.is_empty());
     let refusals = admission.refusals.iter().chain(last).map(refusal);
@@ -132,9 +132,9 @@ fn to_json(load: &v1::ClusterLoadResponse) -> Value {
     });
     let refusals: Vec<_> = refusals.collect();
     let goodput = load.goodput.unwrap_or_default();
-    let estimates = load.estimates.iter().map(|estimate| {
+    let estimates = load.prediction_errors.iter().map(|estimate| {
         json!({
-            "estimate": estimate.estimate, "count": estimate.count, "predicted_p50": estimate.predicted_p50,
+            "quantity": estimate.quantity, "count": estimate.count, "predicted_p50": estimate.predicted_p50,
             "measured_p50": estimate.measured_p50, "bias": estimate.bias, "error_p50": estimate.error_p50,
             "error_p90": estimate.error_p90,
         })
@@ -143,12 +143,12 @@ fn to_json(load: &v1::ClusterLoadResponse) -> Value {
         "prefill": prefill.collect::<Vec<_>>(),
         "decode": decode.collect::<Vec<_>>(),
         "admission": {
-            "policy": admission.policy, "accepted": admission.accepted, "refused": admission.refused,
+            "policy": admission.policy, "admitted": admission.admitted, "refused": admission.refused,
             "queued": admission.queued, "queued_now": admission.queued_now, "last_refusal": last_refusal,
             "refusals": refusals,
         },
         "goodput": { "window_s": goodput.window_s, "ended": goodput.ended, "within": goodput.within, "aborted": goodput.aborted },
-        "estimates": estimates.collect::<Vec<_>>(),
+        "prediction_errors": estimates.collect::<Vec<_>>(),
     })
 }
 
@@ -190,7 +190,7 @@ mod tests {
         };
         let admission = v1::AdmissionLoad {
             policy: "value-density".into(),
-            accepted: 9,
+            admitted: 9,
             refused: 2,
             queued: 1,
             last_refusal: Some(last.clone()),
@@ -198,7 +198,7 @@ mod tests {
             ..v1::AdmissionLoad::default()
         };
         let measured = v1::PredictionError {
-            estimate: "ttft".into(),
+            quantity: "ttft".into(),
             count: 9,
             predicted_p50: Some(0.1),
             measured_p50: Some(0.2),
@@ -206,13 +206,13 @@ mod tests {
             error_p90: Some(0.75),
             bias: Some(-0.5),
         };
-        let unknown = v1::PredictionError { estimate: "output".into(), ..v1::PredictionError::default() };
+        let unknown = v1::PredictionError { quantity: "output".into(), ..v1::PredictionError::default() };
         v1::ClusterLoadResponse {
             prefill: vec![prefill],
             decode: vec![decode],
             admission: Some(admission),
             goodput: Some(v1::Goodput { window_s: 60.0, ended: 33, within: 30, aborted: 2 }),
-            estimates: vec![measured, unknown],
+            prediction_errors: vec![measured, unknown],
         }
     }
 
@@ -225,12 +225,12 @@ p0       ready  3        1.25 s  8000
 DECODE  STATE    SEQUENCES  RUNNING  KV BLOCKS  TBT      STEP
 d0      suspect  7          6        40/100     12.0 ms  -
 
-admission  value-density: 9 accepted, 2 refused, 1 queued, 0 wait now
+admission  value-density: 9 admitted, 2 refused, 1 queued, 0 wait now
 refused    3.00 s ago: full; retry in 500.0 ms (overloaded: 2)
 refused    300.00 s ago: no node is ready (unavailable: 5)
 goodput    0.50 requests/s: 30 of 33 within their objectives, 2 aborted in 60 s
 
-ESTIMATE  N  PREDICTED  MEASURED  BIAS   ERROR P50  ERROR P90
+QUANTITY  N  PREDICTED  MEASURED  BIAS   ERROR P50  ERROR P90
 ttft      9  100.0 ms   200.0 ms  -50 %  50 %       75 %
 output    0  -          -         -      -          -";
         assert_eq!(render(&load(), Paint::none()), expected);
@@ -240,7 +240,10 @@ output    0  -          -         -      -          -";
     fn load_json_has_null_for_unknown_figures() {
         let json = to_json(&load());
         assert_eq!(json["admission"]["refusals"][1]["count"], 5);
-        assert_eq!((&json["decode"][0]["step_s"], &json["estimates"][1]["error_p50"]), (&Value::Null, &Value::Null));
+        assert_eq!(
+            (&json["decode"][0]["step_s"], &json["prediction_errors"][1]["error_p50"]),
+            (&Value::Null, &Value::Null)
+        );
         assert_eq!(
             (&json["admission"]["last_refusal"]["message"], &json["goodput"]["within"]),
             (&json!("full"), &json!(30))

@@ -63,7 +63,7 @@ mod tests {
     fn record(events: Vec<Event>) -> Record {
         let mut record = Record::default();
         for event in events {
-            record.take(v1::GenerateResponse { event: Some(event), sample: 0 }, Duration::ZERO).unwrap();
+            record.take(v1::GenerateResponse { event: Some(event), completion: 0 }, Duration::ZERO).unwrap();
         }
         record
     }

@@ -32,8 +32,8 @@ pub fn request_id(args: &ExplainArgs) -> Option<String> {
 /// Prints a request's record.
 pub async fn run(id: String, conductor: &str, json: bool) -> Result<(), CliError> {
     let conductor = Conductor::connect(conductor).await?;
-    let request = v1::RecallRequest { request_id: id };
-    let record = match conductor.cluster().recall(request).await.map_err(CliError::from) {
+    let request = v1::ExplainByIdRequest { request_id: id };
+    let record = match conductor.cluster().explain_by_id(request).await.map_err(CliError::from) {
         Ok(record) => record.into_inner(),
         Err(CliError::Refused { kind: ErrorKind::NotFound, message, retry_after_s }) => {
             let message = format!("{message} (if it is a prompt, give it on stdin: baton explain -)");
@@ -45,7 +45,7 @@ pub async fn run(id: String, conductor: &str, json: bool) -> Result<(), CliError
     Ok(line(&text)?)
 }
 
-fn render(record: &v1::RecallResponse, paint: Paint) -> String {
+fn render(record: &v1::ExplainByIdResponse, paint: Paint) -> String {
     let mut parts = vec![format!("request   {}", record.request_id)];
     for (index, decision) in record.decisions.iter().enumerate() {
         if index == 1 && record.decisions_left_out > 0 {
@@ -69,8 +69,8 @@ fn render_decision(decision: &v1::RequestDecision, paint: Paint) -> String {
         "" => String::new(),
         failure => format!("\n\nfailed    {failure}"),
     };
-    let turns: String = decision.turns.iter().map(|turn| format!("\n\nwent on   {turn}")).collect();
-    format!("{head}\n{explained}{turns}{failure}")
+    let reselections: String = decision.reselections.iter().map(|turn| format!("\n\nwent on   {turn}")).collect();
+    format!("{head}\n{explained}{reselections}{failure}")
 }
 
 fn render_end(end: &v1::RequestEnd, paint: Paint) -> String {
@@ -117,12 +117,12 @@ fn decoded(end: &v1::RequestEnd, timeline: &v1::Timeline) -> String {
     }
 }
 
-fn to_json(record: &v1::RecallResponse) -> Value {
+fn to_json(record: &v1::ExplainByIdResponse) -> Value {
     let decisions = record.decisions.iter().map(|decision| {
         json!({
             "attempt": decision.attempt, "at_s": decision.at_s, "times": decision.times,
             "explanation": decision.explanation.as_ref().map(explain::to_json),
-            "turns": decision.turns,
+            "reselections": decision.reselections,
             "failure": (!decision.failure.is_empty()).then_some(&decision.failure),
         })
     });
@@ -161,14 +161,14 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
 
-    fn record() -> v1::RecallResponse {
+    fn record() -> v1::ExplainByIdResponse {
         let decision = |attempt, times, failure: &str| v1::RequestDecision {
             attempt,
             at_s: 0.002,
             times,
             explanation: Some(v1::ExplainResponse { placement: "min-total-delay".into(), ..Default::default() }),
             failure: failure.into(),
-            turns: if attempt == 1 { vec!["d1 instead of d0: no room".into()] } else { Vec::new() },
+            reselections: if attempt == 1 { vec!["d1 instead of d0: no room".into()] } else { Vec::new() },
         };
         let end = v1::RequestEnd {
             finish_reason: "length".into(),
@@ -178,7 +178,7 @@ mod tests {
             predicted_ttft_s: Some(0.1),
             ..Default::default()
         };
-        v1::RecallResponse {
+        v1::ExplainByIdResponse {
             request_id: "ab".into(),
             decisions: vec![decision(0, 3, "the node was lost"), decision(1, 1, "")],
             decisions_left_out: 2,
@@ -200,7 +200,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "'{part}' in:\n{text}");
         }
-        assert!(render(&v1::RecallResponse { end: None, ..record() }, Paint::none()).ends_with("\n\nit runs"));
+        assert!(render(&v1::ExplainByIdResponse { end: None, ..record() }, Paint::none()).ends_with("\n\nit runs"));
     }
 
     #[test]
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!((&json["end"]["output_tokens"], &json["end"]["tbt_s"]), (&json!(7), &Value::Null));
         assert_eq!(json["decisions"][1]["explanation"]["placement"], "min-total-delay");
         assert_eq!(
-            (&json["decisions"][1]["turns"][0], &json["end"]["decode_node"]),
+            (&json["decisions"][1]["reselections"][0], &json["end"]["decode_node"]),
             (&json!("d1 instead of d0: no room"), &json!("d1"))
         );
     }

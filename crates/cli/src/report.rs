@@ -303,7 +303,7 @@ mod tests {
     use super::*;
 
     fn response(event: Event) -> v1::GenerateResponse {
-        v1::GenerateResponse { event: Some(event), sample: 0 }
+        v1::GenerateResponse { event: Some(event), completion: 0 }
     }
 
     fn top(token_id: u32, logprob: f32) -> v1::TopLogprob {

@@ -153,7 +153,7 @@ mod tests {
         let mut record = Record::default();
         record
             .take(
-                v1::GenerateResponse { event: Some(Event::Finished(Box::new(finished))), sample: 0 },
+                v1::GenerateResponse { event: Some(Event::Finished(Box::new(finished))), completion: 0 },
                 Duration::from_secs(1),
             )
             .unwrap();

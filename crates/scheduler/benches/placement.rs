@@ -101,9 +101,9 @@ fn measure(kind: PlacementKind, explained: bool) -> bool {
             priority: 0,
             bypass_cache: false,
             exclude: &[],
-            beside: &[],
+            first_completion_nodes: &[],
             output_tokens: 0,
-            accepted: false,
+            is_admitted: false,
         };
         let begin = Instant::now();
         index.matches(request.block_hashes);

@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use baton_types::{QueueTerms, RequestKey, StepProgress};
+use baton_types::{QueueOrdering, RequestKey, StepProgress};
 
 use crate::cost::duration;
 use crate::queue::{QueueItem, QueueRank, left_until};
@@ -22,7 +22,7 @@ const MIN_CHUNK: f64 = 1e-3;
 pub(crate) struct QueuedPrompt {
     pub key: RequestKey,
     pub arrived: Instant,
-    pub terms: QueueTerms,
+    pub terms: QueueOrdering,
     /// Tokens to compute, at least one.
     pub tokens: u32,
     /// When it is late. The queue's order does not mind.
@@ -202,7 +202,7 @@ impl Backlog {
     }
 
     /// What a prompt on these terms would find, and do.
-    pub(crate) fn impact(&self, now: Instant, terms: QueueTerms) -> QueueImpact {
+    pub(crate) fn impact(&self, now: Instant, terms: QueueOrdering) -> QueueImpact {
         if self.places.is_empty() {
             return QueueImpact::default();
         }
@@ -220,14 +220,14 @@ impl Backlog {
     }
 
     /// How many go before a newcomer.
-    fn before(&self, now: Instant, terms: QueueTerms) -> usize {
+    fn before(&self, now: Instant, terms: QueueOrdering) -> usize {
         let rank = QueueRank::of(now, &newcomer(now, terms));
         self.places.partition_point(|place| place.rank < rank)
     }
 
     /// Prompts that would miss their deadline because a newcomer goes before them, and would meet
     /// it without, as it seems or with `margin` seconds more.
-    pub(crate) fn broken(&self, now: Instant, terms: QueueTerms, margin: f64) -> usize {
+    pub(crate) fn broken(&self, now: Instant, terms: QueueOrdering, margin: f64) -> usize {
         if self.settled != Some(now) {
             return self.at(now).broken(now, terms, margin);
         }
@@ -245,7 +245,7 @@ impl Backlog {
 
     /// Seconds of others' work until a newcomer's first token. Of the work that is not in the chunk
     /// under way, so many seconds go before it and so many after it.
-    fn until_first_token(&self, ahead: f64, terms: QueueTerms, behind: f64) -> f64 {
+    fn until_first_token(&self, ahead: f64, terms: QueueOrdering, behind: f64) -> f64 {
         let own = terms.compute.as_secs_f64();
         let least = self.chunk_seconds.least;
         let chunk = if ahead + own < least { ahead + own } else { own };
@@ -341,7 +341,7 @@ impl Backlog {
     }
 }
 
-fn newcomer(now: Instant, terms: QueueTerms) -> QueueItem {
+fn newcomer(now: Instant, terms: QueueOrdering) -> QueueItem {
     QueueItem { terms, arrived: now, turn: u64::MAX, left: 1.0 }
 }
 
@@ -415,7 +415,7 @@ mod tests {
         let start = Instant::now();
         let mut backlog = in_chunks(0.5, 0.0);
         backlog.add(start, prompt(1, start, 0, 8.0));
-        let with = |priority| QueueTerms { priority, ..terms(1, 1.0) };
+        let with = |priority| QueueOrdering { priority, ..terms(1, 1.0) };
         let urgent = backlog.impact(start + SECOND / 4, with(1));
         assert_eq!((ms(urgent.ahead), urgent.passed), (250, 1));
         assert_eq!(ms(backlog.impact(start, with(-1)).ahead), 8000);

@@ -59,12 +59,12 @@ pub use ledger::NodeStart;
 pub use placement::{
     CacheAware, Choice, DecodeCandidate, LoadBalance, MinTotalDelay, MinTotalDelayConfig, Placement, PlacementKind,
     PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Refusal, RoundRobin, UnknownPolicy,
-    estimated_ttft, least, lightest_decode,
+    least, lightest_decode, predicted_ttft,
 };
 pub use prefill::{FetchedBytes, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan};
 pub use queue::{QueueItem, queue_order};
 pub use request::{
-    Assignment, Away, BookEntry, MigrationAssignment, OutputToken, RequestCore, RequestEffect, RequestError,
+    Assignment, Away, LedgerEntry, MigrationAssignment, OutputToken, RequestCore, RequestEffect, RequestError,
     RequestEvent, RequestJob, RequestLimits, RequestNote,
 };
 pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence, StepSlice};

@@ -14,7 +14,7 @@
 use std::cmp::Reverse;
 use std::time::Instant;
 
-use baton_types::QueueTerms;
+use baton_types::QueueOrdering;
 
 use crate::cost::duration;
 
@@ -22,7 +22,7 @@ use crate::cost::duration;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QueueItem {
     /// Its terms.
-    pub terms: QueueTerms,
+    pub terms: QueueOrdering,
     /// When it arrived.
     pub arrived: Instant,
     /// Ascending with the arrivals.
@@ -84,12 +84,12 @@ pub(crate) mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     /// Of a prompt that takes so many seconds, and lets others pass for so many.
-    pub(crate) fn terms(patience: u64, seconds: f64) -> QueueTerms {
-        QueueTerms {
+    pub(crate) fn terms(patience: u64, seconds: f64) -> QueueOrdering {
+        QueueOrdering {
             patience: Duration::from_secs(patience),
             max_overtaken: 300 * SECOND,
             compute: Duration::from_secs_f64(seconds),
-            ..QueueTerms::default()
+            ..QueueOrdering::default()
         }
     }
 
@@ -107,7 +107,7 @@ pub(crate) mod tests {
             let items: Vec<_> = numbered.map(|(((gap, patience, seconds, left), priority), turn)| {
                 at += Duration::from_secs(*gap);
                 let max_overtaken = 60 * SECOND;
-                let terms = QueueTerms { priority: *priority, max_overtaken, ..terms(*patience, *seconds) };
+                let terms = QueueOrdering { priority: *priority, max_overtaken, ..terms(*patience, *seconds) };
                 QueueItem { terms, arrived: at, turn, left: f64::from(*left) / 100.0 }
             }).collect();
             let now = at + Duration::from_secs(wait);

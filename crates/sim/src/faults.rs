@@ -8,7 +8,7 @@ named! {
         /// A node's process ends, with all that it holds. It is started again within a second.
         Kill = "kill",
         /// A node does nothing for some seconds.
-        Hang = "hang",
+        Pause = "pause",
         /// A node is asked to stop: it hands on what it has, ends, and is started again.
         Drain = "drain",
         /// Nothing gets from one process to another for some seconds.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::{
     BlockHash, ConductorId, DecodeTarget, ErrorKind, FetchReport, FetchSource, Generation, KvTransfer, NodeId,
-    QueueTerms, RequestKey, Slo, Tbt, Ttft, named,
+    QueueOrdering, RequestKey, Slo, Tbt, Ttft, named,
 };
 
 /// One start of one node. The generation keeps a node that came back from being credited for its
@@ -37,20 +37,20 @@ pub struct Placement {
     /// Streams the answer; `None` if one token is wanted.
     pub decode: Option<NodeId>,
     /// The terms on which it waits at the prefill node.
-    pub terms: QueueTerms,
+    pub terms: QueueOrdering,
     /// How long the frontend keeps the first token back, so that the second does not come late
     /// after it.
     pub first_token_delay: Duration,
     /// Predicted time to first token, from the placement on.
-    pub estimated_ttft: Ttft,
+    pub predicted_ttft: Ttft,
     /// Predicted time between tokens: a high quantile of the steps with all sequences placed there.
-    pub estimated_tbt: Option<Tbt>,
+    pub predicted_tbt: Option<Tbt>,
     /// Tokens of the prompt that the prefill node should not have to compute.
     pub matched_tokens: u32,
     /// Predicted part of the push to the decode node that compute does not hide.
-    pub estimated_exposed: Option<Duration>,
+    pub predicted_exposed: Option<Duration>,
     /// Tokens that the answer is expected to have.
-    pub estimated_output_tokens: f64,
+    pub predicted_output_tokens: f64,
 }
 
 impl Placement {
@@ -133,7 +133,7 @@ pub struct DeclaredPrefill {
     /// The node.
     pub node: NodeStart,
     /// The terms on which it waits there.
-    pub terms: QueueTerms,
+    pub terms: QueueOrdering,
     /// Tokens to compute.
     pub tokens: u32,
 }
@@ -162,11 +162,11 @@ pub struct PlaceQuestion {
     /// Nodes that are not to be taken.
     pub exclude: Vec<NodeId>,
     /// Of an answer after a request's first one: the nodes of that one.
-    pub beside: Vec<NodeId>,
+    pub first_completion_nodes: Vec<NodeId>,
     /// Of the prompt's tokens, the last so many are output.
     pub output_tokens: u32,
     /// Whether it was taken in already.
-    pub accepted: bool,
+    pub is_admitted: bool,
 }
 
 /// A question for another decode node that goes on with an attempt.
@@ -226,7 +226,7 @@ pub enum ToLeader {
     /// It asks.
     Ask(Question),
     /// Something happened to an attempt.
-    Book(RequestKey, BookEntry),
+    Book(RequestKey, LedgerEntry),
 }
 
 /// What the leader tells a conductor that follows. `E` is how it explains what it decides.
@@ -256,7 +256,7 @@ pub enum FromLeader<E> {
 
 /// What the cluster's books are told of an attempt.
 #[derive(Debug, Clone, PartialEq)]
-pub enum BookEntry {
+pub enum LedgerEntry {
     /// A prefix was fetched from another node, or was not.
     Fetched {
         /// From where to where; `None` if it did not come over the network.
@@ -282,4 +282,4 @@ pub enum BookEntry {
     Ended,
 }
 
-named!(BookEntry: Fetched, Pushed, FirstToken, Finished, Ended);
+named!(LedgerEntry: Fetched, Pushed, FirstToken, Finished, Ended);

@@ -11,7 +11,7 @@ mod kv_layout;
 mod leader;
 mod message;
 mod named;
-mod queue_terms;
+mod queue_ordering;
 mod random;
 mod report;
 mod sampling;
@@ -26,7 +26,7 @@ pub use id::{
 };
 pub use kv_layout::{KvDtype, KvLayout, LayoutMismatch, UnknownKvDtype};
 pub use leader::{
-    Assignment, BookEntry, Declared, DeclaredPrefill, FromLeader, MigrationAssignment, MigrationQuestion, NodeStart,
+    Assignment, Declared, DeclaredPrefill, FromLeader, LedgerEntry, MigrationAssignment, MigrationQuestion, NodeStart,
     PlaceQuestion, Placement, PrefixFetch, Question, Refusal, ToLeader,
 };
 pub use message::{
@@ -34,7 +34,7 @@ pub use message::{
     LeaseReply, LeaseRequest, Load, NodeInfo, NodeProfile, PrefillEvent, PrefillJob, Refused, RequestKey, Reselect,
     StepProgress,
 };
-pub use queue_terms::QueueTerms;
+pub use queue_ordering::QueueOrdering;
 pub use random::{Random, mix};
 pub use report::{FinishReason, KvTransfer, Timeline, TokenLogprobs, TopLogprob, Usage};
 pub use sampling::{

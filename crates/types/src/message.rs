@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Attempt, BlockHash, BlockId, ConductorId, ErrorKind, FinishReason, Generation, GrantId, KvLayout, KvTransfer,
-    NodeId, NodeRole, QueueTerms, RequestId, SamplingParams, TokenId, TokenLogprobs,
+    NodeId, NodeRole, QueueOrdering, RequestId, SamplingParams, TokenId, TokenLogprobs,
 };
 
 /// One placement of one request. Messages of an older attempt are dropped.
@@ -48,7 +48,7 @@ pub struct PrefillJob {
     /// Separates the caches of tenants: part of every block hash's key.
     pub salt: Arc<[u8]>,
     /// How it waits in the queue.
-    pub terms: QueueTerms,
+    pub terms: QueueOrdering,
 }
 
 impl PrefillJob {
@@ -175,8 +175,8 @@ pub struct GrantReply {
     pub grant: GrantId,
     /// Leading full blocks of prompt and output that the decode node already holds; they are not
     /// pushed.
-    pub held_blocks: u32,
-    /// Destinations of the blocks from `held_blocks` on, with the last partial one; without the
+    pub cached_blocks: u32,
+    /// Destinations of the blocks from `cached_blocks` on, with the last partial one; without the
     /// partial prefill's part, if the decode node computes one.
     pub blocks: Vec<BlockId>,
     /// Of the tokens that it was asked to compute, those that it will: all or none.
@@ -345,7 +345,7 @@ pub struct Load {
     pub preemptions: u64,
     /// Whether a sequence of another decode node would get a slot now, if there are blocks for it:
     /// no sequence waits here.
-    pub takes_sequences: bool,
+    pub accepts_migrations: bool,
     /// The node finishes what it has and takes nothing new.
     pub draining: bool,
     /// Its engine makes no progress in its step.

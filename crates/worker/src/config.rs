@@ -79,7 +79,7 @@ baton_runtime::settings! {
         /// Mock engine: take this many microseconds per step.
         mock_base_us: u64 = 500, "N";
         /// Mock engine: add this many microseconds per token in a step's batch.
-        mock_row_us: u64 = 20, "N";
+        mock_token_us: u64 = 20, "N";
         /// Mock engine: stand for this model: llama3-70b-a800, llama2-70b-a800 or fitted:FILE. Its
         /// profile gives times, transfer bandwidth, `chunk_tokens` and `max_running`, and
         /// `cache_blocks` if that is 0.

@@ -8,7 +8,7 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 const STEPS: &str = "baton_node_steps_total";
 const STEP_SECONDS: &str = "baton_node_step_seconds";
-const STEP_ROWS: &str = "baton_node_step_rows_total";
+const STEP_ROWS: &str = "baton_node_step_tokens_total";
 const RUNNING: &str = "baton_node_requests_running";
 const WAITING: &str = "baton_node_requests_waiting";
 const KV_USAGE: &str = "baton_node_kv_cache_usage_ratio";

@@ -43,7 +43,7 @@ pub(crate) fn mock_options(settings: &Settings, role: NodeRole, profile: Option<
         (Some(profile), NodeRole::Decode) => profile.decode_cost(),
         (None, _) => StepCost {
             base: Duration::from_micros(settings.mock_base_us).as_secs_f64(),
-            per_row: Duration::from_micros(settings.mock_row_us).as_secs_f64(),
+            per_row: Duration::from_micros(settings.mock_token_us).as_secs_f64(),
             ..defaults.cost
         },
     };

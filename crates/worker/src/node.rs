@@ -571,7 +571,7 @@ fn check_ranges(settings: &Settings) -> Result<(), BadSetting> {
     within("max_running", settings.max_running, 1..=65_536)?;
     within("max_waiting", settings.max_waiting, 1..=65_536)?;
     within("mock_base_us", settings.mock_base_us, 0..=60_000_000)?;
-    within("mock_row_us", settings.mock_row_us, 0..=1_000_000)?;
+    within("mock_token_us", settings.mock_token_us, 0..=1_000_000)?;
     if let Some(model) = &settings.model_name {
         baton_runtime::settings::name("model_name", model)?;
     }

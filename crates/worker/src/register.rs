@@ -152,7 +152,7 @@ async fn register_at(conductor: &str, info: &NodeInfo, clock: &dyn Clock) {
         Ok(endpoint) => endpoint.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT),
         Err(error) => return tracing::error!(conductor, %error, "cannot register"),
     };
-    let mut client = v1::membership_client::MembershipClient::new(endpoint.connect_lazy());
+    let mut client = v1::node_registration_client::NodeRegistrationClient::new(endpoint.connect_lazy());
     let mut wait = RETRY;
     let mut known = None;
     let mut without_session = WithoutSession::default();
@@ -181,8 +181,7 @@ async fn register_at(conductor: &str, info: &NodeInfo, clock: &dyn Clock) {
                 clock.sleep(RETRY_MAX).await;
             }
             Err(NotRegistered::Failed { reason, is_answer }) => {
-                // Once is no news of a connection: the conductor may be about to start, or this node
-                // to stop.
+                // Once is no news: the conductor may be about to start, or this node to stop.
                 match wait {
                     RETRY if !is_answer => tracing::info!(conductor, reason, retry_in = ?wait, "cannot register"),
                     _ => tracing::warn!(conductor, reason, retry_in = ?wait, "cannot register"),
@@ -208,7 +207,7 @@ enum NotRegistered {
 }
 
 async fn register_once(
-    client: &mut v1::membership_client::MembershipClient<Channel>,
+    client: &mut v1::node_registration_client::NodeRegistrationClient<Channel>,
     info: &NodeInfo,
 ) -> Result<v1::RegisterResponse, NotRegistered> {
     let request = v1::RegisterRequest { protocol_version: PROTOCOL_VERSION, node: Some(info.into()) };
@@ -232,7 +231,7 @@ mod tests {
     use std::collections::VecDeque;
     use std::sync::Mutex;
 
-    use baton_proto::v1::membership_server::{Membership, MembershipServer};
+    use baton_proto::v1::node_registration_server::{NodeRegistration, NodeRegistrationServer};
     use baton_types::{Generation, KvDtype, KvLayout, NodeId, NodeProfile, NodeRole};
     use tokio::net::TcpListener;
     use tokio::sync::mpsc;
@@ -249,7 +248,7 @@ mod tests {
     }
 
     #[tonic::async_trait]
-    impl Membership for Scripted {
+    impl NodeRegistration for Scripted {
         async fn register(
             &self,
             request: Request<v1::RegisterRequest>,
@@ -325,8 +324,8 @@ mod tests {
         let tasks = baton_runtime::TaskSet::new();
         let end = tasks.clone();
         tasks.spawn("conductor", async move {
-            let server =
-                tonic::transport::Server::builder().add_service(MembershipServer::new(Scripted { answers, came }));
+            let server = tonic::transport::Server::builder()
+                .add_service(NodeRegistrationServer::new(Scripted { answers, came }));
             server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), end.cancelled()).await
         });
         let clock = TestClock::default();

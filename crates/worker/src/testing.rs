@@ -17,8 +17,8 @@ use baton_proto::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION, v1};
 use baton_runtime::{Clock, ManualClock, Phase, Telemetry, Waited};
 use baton_transfer_engine::{FakeNetwork, TransportChoice, TransportKind};
 use baton_types::{
-    Attempt, ConductorId, DecodeEvent, DecodeTarget, FetchSource, Load, NodeInfo, PrefillEvent, PrefillJob, QueueTerms,
-    RequestId, RequestKey, SamplingParams, TokenId,
+    Attempt, ConductorId, DecodeEvent, DecodeTarget, FetchSource, Load, NodeInfo, PrefillEvent, PrefillJob,
+    QueueOrdering, RequestId, RequestKey, SamplingParams, TokenId,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, watch};
@@ -234,7 +234,7 @@ pub fn settings(name: &str) -> Settings {
         engine: "mock".into(),
         cache_blocks: 64,
         mock_base_us: 0,
-        mock_row_us: 0,
+        mock_token_us: 0,
         ..Settings::default()
     }
 }
@@ -545,6 +545,6 @@ pub fn job(request: u128, tokens: &[TokenId], max_tokens: u32) -> PrefillJob {
         partial_prefill_tokens: 0,
         fetch: None,
         salt: Arc::from([]),
-        terms: QueueTerms::default(),
+        terms: QueueOrdering::default(),
     }
 }

@@ -36,7 +36,7 @@ async fn leaving(world: &World) -> (TestNode, Conductor, Vec<TokenId>) {
     }
     node.hold.is_held().await;
     session.send(Command::Drain(v1::DrainCommand { draining: true })).await;
-    let offer = session.find(|event| if let Event::Offer(offer) = event { Some(offer) } else { None }).await;
+    let offer = session.find(|event| if let Event::MigrationRequest(offer) = event { Some(offer) } else { None }).await;
     assert_eq!(offer.output_tokens, 1);
     (node, session, tokens)
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use baton_runtime::MetricDoc;
 use baton_scheduler::PrefillCore;
-use baton_types::{Load, NodeRole, PrefillEvent, PrefillJob, QueueTerms};
+use baton_types::{Load, NodeRole, PrefillEvent, PrefillJob, QueueOrdering};
 use baton_worker::config::Settings;
 use baton_worker::testing::{World, job, key, prompt, settings};
 use baton_worker::{EngineEvent, FetchEvent, Input, NodeParts, Role};
@@ -68,7 +68,7 @@ async fn step_ends_only_after_core_knows_its_fetched_prefix() {
     let reader = world.start::<LateFetches>(settings("p1")).await;
     let mut session = reader.session(7).await;
     // A step that takes so long may begin with the first layer.
-    let terms = QueueTerms { compute: Duration::from_secs(3600), ..QueueTerms::default() };
+    let terms = QueueOrdering { compute: Duration::from_secs(3600), ..QueueOrdering::default() };
     session.submit(&PrefillJob { fetch: Some(holder.source(48)), terms, ..job(2, &prompt(1, 60), 1) }).await;
     let events = session.prefill_to_end(key(2)).await;
     let first = |events: &[PrefillEvent]| match events.last() {

@@ -152,10 +152,10 @@ impl TryFrom<w::FetchSource> for d::FetchSource {
     }
 }
 
-impl From<&d::QueueTerms> for w::QueueTerms {
-    fn from(terms: &d::QueueTerms) -> Self {
+impl From<&d::QueueOrdering> for w::QueueOrdering {
+    fn from(terms: &d::QueueOrdering) -> Self {
         Self {
-            patience_s: terms.patience.as_secs_f64(),
+            overtake_window_s: terms.patience.as_secs_f64(),
             max_overtaken_s: terms.max_overtaken.as_secs_f64(),
             timeout_s: terms.timeout.as_secs_f64(),
             compute_s: terms.compute.as_secs_f64(),
@@ -163,16 +163,16 @@ impl From<&d::QueueTerms> for w::QueueTerms {
     }
 }
 
-impl w::QueueTerms {
+impl w::QueueOrdering {
     /// The terms, with the priority that is told beside them.
-    pub fn into_domain(self, priority: i32) -> Result<d::QueueTerms, InvalidMessage> {
+    pub fn into_domain(self, priority: i32) -> Result<d::QueueOrdering, InvalidMessage> {
         let timeout = limit("queue.timeout_s", self.timeout_s)?;
         if timeout.is_zero() {
             return Err(InvalidMessage { field: "queue.timeout_s", found: "0, but must be more".to_owned() });
         }
-        Ok(d::QueueTerms {
+        Ok(d::QueueOrdering {
             priority,
-            patience: limit("queue.patience_s", self.patience_s)?,
+            patience: limit("queue.overtake_window_s", self.overtake_window_s)?,
             max_overtaken: limit("queue.max_overtaken_s", self.max_overtaken_s)?,
             timeout,
             compute: limit("queue.compute_s", self.compute_s)?,

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use baton_types as d;
-use baton_types::{Assignment, BookEntry, NodeId, RequestKey, Tbt, Ttft};
+use baton_types::{Assignment, LedgerEntry, NodeId, RequestKey, Tbt, Ttft};
 
 use super::{InvalidMessage, count, generation, hashes_from_bytes, hashes_to_bytes, key, limit, node_id, parse};
 use super::{required, seconds};
 use crate::v1 as w;
-use crate::v1::booked::Entry;
 use crate::v1::follower_message::Message;
 use crate::v1::leader_message::Message as LeaderReply;
+use crate::v1::ledger_update::Entry;
 use crate::v1::place_answer::Answer;
 use crate::{PROTOCOL_VERSION, check_protocol_version};
 
@@ -29,7 +29,7 @@ impl From<&d::ToLeader> for w::FollowerMessage {
                 Message::Reselect(w::ReselectQuestion { key: Some((*key).into()), from: from.to_string() })
             }
             d::ToLeader::Ask(d::Question::Migrate(question)) => Message::Migrate(migration_question_to_wire(question)),
-            d::ToLeader::Book(key, entry) => Message::Book(booked_to_wire(*key, entry)),
+            d::ToLeader::Book(key, entry) => Message::Update(booked_to_wire(*key, entry)),
         };
         Self { message: Some(message) }
     }
@@ -54,8 +54,8 @@ impl TryFrom<w::FollowerMessage> for d::ToLeader {
                 Self::Ask(d::Question::Reselect { key: key(question.key)?, from: node_id("from", &question.from)? })
             }
             Message::Migrate(question) => Self::Ask(d::Question::Migrate(migration_question(question)?)),
-            Message::Book(entry) => {
-                let (key, entry) = booked(entry)?;
+            Message::Update(entry) => {
+                let (key, entry) = ledger_update(entry)?;
                 Self::Book(key, entry)
             }
         })
@@ -186,9 +186,9 @@ fn question_to_wire(request: &d::PlaceQuestion) -> w::PlaceQuestion {
         priority: request.priority,
         bypass_cache: request.bypass_cache,
         exclude: names(&request.exclude),
-        beside: names(&request.beside),
+        first_completion_nodes: names(&request.first_completion_nodes),
         output_tokens: request.output_tokens,
-        accepted: request.accepted,
+        is_admitted: request.is_admitted,
     }
 }
 
@@ -212,9 +212,9 @@ fn place_question(question: w::PlaceQuestion) -> Result<d::PlaceQuestion, Invali
         priority: question.priority,
         bypass_cache: question.bypass_cache,
         exclude: nodes("exclude", &question.exclude)?,
-        beside: nodes("beside", &question.beside)?,
+        first_completion_nodes: nodes("first_completion_nodes", &question.first_completion_nodes)?,
         output_tokens,
-        accepted: question.accepted,
+        is_admitted: question.is_admitted,
     })
 }
 
@@ -224,13 +224,13 @@ fn answer_to_wire(placed: &Result<Assignment, d::Refusal>) -> Answer {
         Err(refusal) => Answer::Refused(w::RefusedPlacement {
             failure: Some((&d::Refused { kind: refusal.kind, message: refusal.message.clone() }).into()),
             retry_after_s: time(refusal.retry_after),
-            hold_s: time(refusal.hold),
+            queue_for_s: time(refusal.hold),
         }),
     }
 }
 
 fn assignment_to_wire(to: &Assignment) -> w::PlacedAttempt {
-    let (placement, Ttft(ttft)) = (&to.placement, to.placement.estimated_ttft);
+    let (placement, Ttft(ttft)) = (&to.placement, to.placement.predicted_ttft);
     w::PlacedAttempt {
         prefill: placement.prefill.to_string(),
         partial_prefill_tokens: placement.partial_prefill_tokens,
@@ -243,11 +243,11 @@ fn assignment_to_wire(to: &Assignment) -> w::PlacedAttempt {
         queue: Some((&placement.terms).into()),
         priority: placement.terms.priority,
         first_token_delay_s: placement.first_token_delay.as_secs_f64(),
-        estimated_ttft_s: ttft.as_secs_f64(),
-        estimated_tbt_s: time(placement.estimated_tbt.map(|Tbt(tbt)| tbt)),
+        predicted_ttft_s: ttft.as_secs_f64(),
+        predicted_tbt_s: time(placement.predicted_tbt.map(|Tbt(tbt)| tbt)),
         matched_tokens: placement.matched_tokens,
-        estimated_exposed_s: time(placement.estimated_exposed),
-        estimated_output_tokens: placement.estimated_output_tokens,
+        predicted_exposed_s: time(placement.predicted_exposed),
+        predicted_output_tokens: placement.predicted_output_tokens,
         target: to.target.as_ref().map(Into::into),
         source: to.source.as_ref().map(Into::into),
         starts: to.starts.iter().map(start_to_wire).collect(),
@@ -260,7 +260,7 @@ fn answer(answer: Option<Answer>) -> Result<Result<Assignment, d::Refusal>, Inva
         Answer::Refused(refused) => {
             let d::Refused { kind, message } = required("refused.failure", refused.failure)?.into();
             let retry_after = refused.retry_after_s.map(|after| seconds("refused.retry_after_s", after)).transpose()?;
-            let hold = refused.hold_s.map(|hold| seconds("refused.hold_s", hold)).transpose()?;
+            let hold = refused.queue_for_s.map(|hold| seconds("refused.queue_for_s", hold)).transpose()?;
             Ok(Err(d::Refusal { kind, message, retry_after, hold }))
         }
     }
@@ -275,8 +275,8 @@ fn assignment(placed: w::PlacedAttempt) -> Result<Assignment, InvalidMessage> {
         })
     };
     let decode = Some(placed.decode).filter(|decode| !decode.is_empty());
-    let tbt = placed.estimated_tbt_s.map(|tbt| seconds("placed.estimated_tbt_s", tbt)).transpose()?;
-    let exposed = placed.estimated_exposed_s.map(|time| seconds("placed.estimated_exposed_s", time));
+    let tbt = placed.predicted_tbt_s.map(|tbt| seconds("placed.predicted_tbt_s", tbt)).transpose()?;
+    let exposed = placed.predicted_exposed_s.map(|time| seconds("placed.predicted_exposed_s", time));
     let placement = d::Placement {
         prefill: node_id("placed.prefill", &placed.prefill)?,
         partial_prefill_tokens: count("placed.partial_prefill_tokens", placed.partial_prefill_tokens)?,
@@ -284,11 +284,11 @@ fn assignment(placed: w::PlacedAttempt) -> Result<Assignment, InvalidMessage> {
         decode: decode.map(|decode| node_id("placed.decode", &decode)).transpose()?,
         terms: required("placed.queue", placed.queue)?.into_domain(placed.priority)?,
         first_token_delay: seconds("placed.first_token_delay_s", placed.first_token_delay_s)?,
-        estimated_ttft: Ttft(seconds("placed.estimated_ttft_s", placed.estimated_ttft_s)?),
-        estimated_tbt: tbt.map(Tbt),
+        predicted_ttft: Ttft(seconds("placed.predicted_ttft_s", placed.predicted_ttft_s)?),
+        predicted_tbt: tbt.map(Tbt),
         matched_tokens: count("placed.matched_tokens", placed.matched_tokens)?,
-        estimated_exposed: exposed.transpose()?,
-        estimated_output_tokens: finite("placed.estimated_output_tokens", placed.estimated_output_tokens)?,
+        predicted_exposed: exposed.transpose()?,
+        predicted_output_tokens: finite("placed.predicted_output_tokens", placed.predicted_output_tokens)?,
     };
     let starts = placed.starts.into_iter().map(|of| start("placed.starts", of)).collect::<Result<Vec<_>, _>>()?;
     if placement.nodes().iter().any(|node| !starts.iter().any(|(name, _)| name == node)) {
@@ -334,39 +334,39 @@ fn migration_question_to_wire(question: &d::MigrationQuestion) -> w::MigrationQu
     }
 }
 
-fn booked_to_wire(key: RequestKey, entry: &BookEntry) -> w::Booked {
+fn booked_to_wire(key: RequestKey, entry: &LedgerEntry) -> w::LedgerUpdate {
     let entry = match entry {
-        BookEntry::Fetched { way, report } => {
+        LedgerEntry::Fetched { way, report } => {
             let (from, to) = way.as_ref().map(|(from, to)| (from.to_string(), to.to_string())).unwrap_or_default();
-            Entry::Fetched(w::FetchBooked { from, to, report: Some(report.into()) })
+            Entry::Fetched(w::FetchReported { from, to, report: Some(report.into()) })
         }
-        BookEntry::Pushed { to, transfer } => {
-            Entry::Pushed(w::PushBooked { to: to.to_string(), transfer: Some(transfer.into()) })
+        LedgerEntry::Pushed { to, transfer } => {
+            Entry::Pushed(w::PushReported { to: to.to_string(), transfer: Some(transfer.into()) })
         }
-        BookEntry::FirstToken => Entry::FirstToken(true),
-        BookEntry::Finished { output_tokens } => Entry::Finished(*output_tokens),
-        BookEntry::Ended => Entry::Ended(true),
+        LedgerEntry::FirstToken => Entry::FirstToken(true),
+        LedgerEntry::Finished { output_tokens } => Entry::Finished(*output_tokens),
+        LedgerEntry::Ended => Entry::Ended(true),
     };
-    w::Booked { key: Some(key.into()), entry: Some(entry) }
+    w::LedgerUpdate { key: Some(key.into()), entry: Some(entry) }
 }
 
-fn booked(booked: w::Booked) -> Result<(RequestKey, BookEntry), InvalidMessage> {
-    let entry = match required("entry", booked.entry)? {
+fn ledger_update(update: w::LedgerUpdate) -> Result<(RequestKey, LedgerEntry), InvalidMessage> {
+    let entry = match required("entry", update.entry)? {
         Entry::Fetched(fetched) => {
             let is_between = !fetched.from.is_empty() || !fetched.to.is_empty();
             let way = || Ok((node_id("fetched.from", &fetched.from)?, node_id("fetched.to", &fetched.to)?));
             let way = is_between.then(way).transpose()?;
-            BookEntry::Fetched { way, report: required("fetched.report", fetched.report)?.try_into()? }
+            LedgerEntry::Fetched { way, report: required("fetched.report", fetched.report)?.try_into()? }
         }
-        Entry::Pushed(pushed) => BookEntry::Pushed {
+        Entry::Pushed(pushed) => LedgerEntry::Pushed {
             to: node_id("pushed.to", &pushed.to)?,
             transfer: required("pushed.transfer", pushed.transfer)?.try_into()?,
         },
-        Entry::FirstToken(_) => BookEntry::FirstToken,
-        Entry::Finished(output_tokens) => BookEntry::Finished { output_tokens: count("finished", output_tokens)? },
-        Entry::Ended(_) => BookEntry::Ended,
+        Entry::FirstToken(_) => LedgerEntry::FirstToken,
+        Entry::Finished(output_tokens) => LedgerEntry::Finished { output_tokens: count("finished", output_tokens)? },
+        Entry::Ended(_) => LedgerEntry::Ended,
     };
-    Ok((key(booked.key)?, entry))
+    Ok((key(update.key)?, entry))
 }
 
 #[cfg(test)]
@@ -376,7 +376,7 @@ mod tests {
     use baton_types::{
         Attempt, BlockHash, ConductorId, Declared, DeclaredPrefill, DecodeTarget, ErrorKind, FetchReport, FetchSource,
         FromLeader, Generation, KvTransfer, MigrationAssignment, MigrationQuestion, PlaceQuestion, Placement,
-        PrefixFetch, Question, QueueTerms, Refusal, RequestId, Slo, ToLeader,
+        PrefixFetch, Question, QueueOrdering, Refusal, RequestId, Slo, ToLeader,
     };
 
     use super::*;
@@ -403,9 +403,9 @@ mod tests {
             priority: -4,
             bypass_cache: true,
             exclude: vec![node("a")],
-            beside: vec![node("b")],
+            first_completion_nodes: vec![node("b")],
             output_tokens: 5,
-            accepted: true,
+            is_admitted: true,
         }
     }
 
@@ -443,13 +443,13 @@ mod tests {
             partial_prefill_tokens: 3,
             fetch: Some(PrefixFetch { from: node("q"), tokens: 4, bytes: 5 }),
             decode: Some(node("d")),
-            terms: QueueTerms { priority: 6, patience: MS, max_overtaken: MS, timeout: 2 * MS, compute: MS },
+            terms: QueueOrdering { priority: 6, patience: MS, max_overtaken: MS, timeout: 2 * MS, compute: MS },
             first_token_delay: MS,
-            estimated_ttft: Ttft(MS),
-            estimated_tbt: Some(Tbt(MS)),
+            predicted_ttft: Ttft(MS),
+            predicted_tbt: Some(Tbt(MS)),
             matched_tokens: 7,
-            estimated_exposed: Some(MS),
-            estimated_output_tokens: 8.5,
+            predicted_exposed: Some(MS),
+            predicted_output_tokens: 8.5,
         };
         let address = "h:1".to_owned();
         let generation = Generation(9);
@@ -489,22 +489,22 @@ mod tests {
     fn leader_book_entries_and_declared_attempts_round_trip() {
         let report = FetchReport { bytes: 3, elapsed: MS, ..FetchReport::default() };
         let entries = [
-            BookEntry::Fetched { way: Some((node("a"), node("b"))), report: report.clone() },
-            BookEntry::Fetched { way: None, report },
-            BookEntry::Pushed {
+            LedgerEntry::Fetched { way: Some((node("a"), node("b"))), report: report.clone() },
+            LedgerEntry::Fetched { way: None, report },
+            LedgerEntry::Pushed {
                 to: node("d"),
                 transfer: KvTransfer { bytes: 3, elapsed: MS, ..KvTransfer::default() },
             },
-            BookEntry::FirstToken,
-            BookEntry::Finished { output_tokens: 4 },
-            BookEntry::Ended,
+            LedgerEntry::FirstToken,
+            LedgerEntry::Finished { output_tokens: 4 },
+            LedgerEntry::Ended,
         ];
         for entry in entries {
-            let booked = ToLeader::Book(request_key(), entry);
-            assert_eq!(ToLeader::try_from(w::FollowerMessage::from(&booked)).unwrap(), booked);
+            let update = ToLeader::Book(request_key(), entry);
+            assert_eq!(ToLeader::try_from(w::FollowerMessage::from(&update)).unwrap(), update);
         }
         let start = |name: &str| (node(name), Generation(9));
-        let terms = QueueTerms { compute: MS, ..QueueTerms::default() };
+        let terms = QueueOrdering { compute: MS, ..QueueOrdering::default() };
         let attempt = Declared {
             key: request_key(),
             placed_ago: MS,

@@ -196,7 +196,7 @@ impl From<&d::Load> for w::Load {
             prefix_hits_ssd: load.prefix_hits_ssd,
             prefix_hits_fetched: load.prefix_hits_fetched,
             preemptions: load.preemptions,
-            takes_sequences: load.takes_sequences,
+            accepts_migrations: load.accepts_migrations,
             blocks_ssd: load.blocks_ssd,
             step: load
                 .step
@@ -229,7 +229,7 @@ impl TryFrom<w::Load> for d::Load {
             prefix_hits_ssd: total("prefix_hits_ssd", load.prefix_hits_ssd)?,
             prefix_hits_fetched: total("prefix_hits_fetched", load.prefix_hits_fetched)?,
             preemptions: total("preemptions", load.preemptions)?,
-            takes_sequences: load.takes_sequences,
+            accepts_migrations: load.accepts_migrations,
             blocks_ssd: count("blocks_ssd", load.blocks_ssd)?,
             step: load.step.map(progress).transpose()?,
             draining: load.draining,

@@ -101,7 +101,7 @@ proptest! {
             sampling: Arc::new(s),
             decode: has_target.then_some(target),
             salt: salt.into(),
-            terms: d::QueueTerms { priority: -3, patience: Duration::from_millis(1500), max_overtaken: Duration::from_secs(600), timeout: Duration::from_secs(60), compute: Duration::from_millis(250) },
+            terms: d::QueueOrdering { priority: -3, patience: Duration::from_millis(1500), max_overtaken: Duration::from_secs(600), timeout: Duration::from_secs(60), compute: Duration::from_millis(250) },
         };
         prop_assert_eq!(w::PrefillJob::from(&job).into_domain(d::ConductorId(5)).unwrap(), job);
     }

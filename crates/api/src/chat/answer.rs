@@ -203,7 +203,7 @@ impl ChatAnswer {
 
 impl Answer for ChatAnswer {
     fn take(&mut self, _: usize, response: v1::GenerateResponse) -> Vec<Chunk> {
-        let v1::GenerateResponse { event, sample } = response;
+        let v1::GenerateResponse { event, completion } = response;
         match event {
             Some(Event::Accepted(accepted)) => {
                 self.head.id = format!("chatcmpl-{}", accepted.request_id);
@@ -219,7 +219,7 @@ impl Answer for ChatAnswer {
                 (0..self.choices.len() as u32).map(role).collect()
             }
             Some(Event::Delta(mut delta)) => {
-                let Some(choice) = self.choices.get_mut(sample as usize) else { return Vec::new() };
+                let Some(choice) = self.choices.get_mut(completion as usize) else { return Vec::new() };
                 drop_end(&mut delta.logprobs);
                 if !delta.reasoning.is_empty() && delta.text.is_empty() {
                     self.reasoning_tokens += delta.token_ids.len() as u64;
@@ -235,13 +235,13 @@ impl Answer for ChatAnswer {
                 if told.is_empty() && delta.logprobs.is_empty() && !self.head.options.continuous_usage_stats {
                     return Vec::new();
                 }
-                vec![self.chunk(sample, told, self.wants_logprobs.then_some(&delta.logprobs))]
+                vec![self.chunk(completion, told, self.wants_logprobs.then_some(&delta.logprobs))]
             }
             Some(Event::Finished(finished)) => {
-                let Some(choice) = self.choices.get_mut(sample as usize) else { return Vec::new() };
+                let Some(choice) = self.choices.get_mut(completion as usize) else { return Vec::new() };
                 choice.finish_reason = Some(finished.finish_reason);
-                self.usage.add(sample, finished.usage.unwrap_or_default());
-                if self.head.streams { vec![self.chunk(sample, Delta::default(), None)] } else { Vec::new() }
+                self.usage.add(completion, finished.usage.unwrap_or_default());
+                if self.head.streams { vec![self.chunk(completion, Delta::default(), None)] } else { Vec::new() }
             }
             Some(Event::PromptLogprobs(_)) | None => Vec::new(),
         }

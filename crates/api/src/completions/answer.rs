@@ -195,8 +195,8 @@ impl CompletionAnswer {
 
 impl Answer for CompletionAnswer {
     fn take(&mut self, index: usize, response: v1::GenerateResponse) -> Vec<Chunk> {
-        let v1::GenerateResponse { event, sample } = response;
-        let choice = self.choices_of(index).start + sample as usize;
+        let v1::GenerateResponse { event, completion } = response;
+        let choice = self.choices_of(index).start + completion as usize;
         if !self.choices_of(index).contains(&choice) {
             return Vec::new();
         }
@@ -232,7 +232,7 @@ impl Answer for CompletionAnswer {
                 let usage = finished.usage.unwrap_or_default();
                 let is_scoring = self.options.is_scoring;
                 let completion_tokens = if is_scoring { 0 } else { usage.completion_tokens };
-                self.usage.add(sample, v1::Usage { completion_tokens, ..usage });
+                self.usage.add(completion, v1::Usage { completion_tokens, ..usage });
                 let reason = if is_scoring { "length".to_owned() } else { finished.finish_reason };
                 self.choices[choice].finish_reason = Some(reason);
                 self.put(choice, Piece::default()).into_iter().collect()

@@ -23,7 +23,7 @@ pub fn chat(body: Value) -> Call {
 }
 
 pub fn response(event: Event) -> v1::GenerateResponse {
-    v1::GenerateResponse { event: Some(event), sample: 0 }
+    v1::GenerateResponse { event: Some(event), completion: 0 }
 }
 
 pub fn logprobs(text: &str, logprob: f32) -> TokenLogprobs {
@@ -70,10 +70,10 @@ pub fn form(call: &Call) -> Option<Form> {
 }
 
 /// The end of answer number `sample`.
-pub fn finished(sample: u32, reason: &str) -> v1::GenerateResponse {
+pub fn finished(completion: u32, reason: &str) -> v1::GenerateResponse {
     let usage = Some(v1::Usage { prompt_tokens: 9, completion_tokens: 4, cached_tokens: 3 });
     let finished = v1::Finished { finish_reason: reason.into(), usage, ..Default::default() };
-    v1::GenerateResponse { event: Some(Event::Finished(Box::new(finished))), sample }
+    v1::GenerateResponse { event: Some(Event::Finished(Box::new(finished))), completion }
 }
 
 pub fn accepted() -> v1::GenerateResponse {
@@ -81,8 +81,8 @@ pub fn accepted() -> v1::GenerateResponse {
     response(Event::Accepted(accepted))
 }
 
-pub fn delta(sample: u32, delta: v1::Delta) -> v1::GenerateResponse {
-    v1::GenerateResponse { event: Some(Event::Delta(delta)), sample }
+pub fn delta(completion: u32, delta: v1::Delta) -> v1::GenerateResponse {
+    v1::GenerateResponse { event: Some(Event::Delta(delta)), completion }
 }
 
 pub fn call_piece(index: u32, id: &str, name: &str, arguments: &str) -> v1::ToolCallDelta {
@@ -90,9 +90,9 @@ pub fn call_piece(index: u32, id: &str, name: &str, arguments: &str) -> v1::Tool
 }
 
 /// A token of a text.
-pub fn said(sample: u32, text: &str, logprob: Option<f32>) -> v1::GenerateResponse {
+pub fn said(completion: u32, text: &str, logprob: Option<f32>) -> v1::GenerateResponse {
     let logprobs = logprob.map(|logprob| logprobs(text, logprob)).into_iter().collect();
-    delta(sample, v1::Delta { text: text.into(), token_ids: vec![1], logprobs, ..Default::default() })
+    delta(completion, v1::Delta { text: text.into(), token_ids: vec![1], logprobs, ..Default::default() })
 }
 
 /// Reasoning, a text, and two calls.

@@ -31,13 +31,13 @@ pub enum FaultKind {
     /// SIGKILL.
     Kill,
     /// SIGSTOP, and SIGCONT after a while.
-    Stop,
+    Pause,
     /// `baton drain`, and `undrain` after 8 seconds.
     Drain,
     /// SIGTERM.
-    Term,
+    Terminate,
     /// Drop all its traffic for a while, without an error (baton up --namespaces).
-    Cut,
+    Isolate,
     /// Limit its network to 10 Mbit/s for a while (baton up --namespaces).
     Slow,
     /// Part a conductor from etcd, nodes or other conductors for a while (baton up --namespaces).
@@ -49,10 +49,10 @@ impl FaultKind {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Kill => "kill",
-            Self::Stop => "stop",
+            Self::Pause => "pause",
             Self::Drain => "drain",
-            Self::Term => "term",
-            Self::Cut => "cut",
+            Self::Terminate => "terminate",
+            Self::Isolate => "isolate",
             Self::Slow => "slow",
             Self::Partition => "partition",
         }
@@ -60,15 +60,15 @@ impl FaultKind {
 
     /// Whether it needs a cable that can be hurt.
     pub const fn is_of_cable(self) -> bool {
-        matches!(self, Self::Cut | Self::Slow | Self::Partition)
+        matches!(self, Self::Isolate | Self::Slow | Self::Partition)
     }
 
     /// Whether it happens to those of a role.
     fn is_of(self, role: &str) -> bool {
         match self {
-            Self::Kill | Self::Stop | Self::Term => true,
+            Self::Kill | Self::Pause | Self::Terminate => true,
             // Of this host, where its clients are.
-            Self::Cut | Self::Slow => role != ETCD,
+            Self::Isolate | Self::Slow => role != ETCD,
             Self::Drain => role != CONDUCTOR && role != ETCD,
             Self::Partition => role == CONDUCTOR,
         }
@@ -92,12 +92,12 @@ struct Hurt {
 impl Hurt {
     /// Ends what does not end by itself. A drained node is undrained by the conductor.
     fn end(&self) {
-        if self.kind == FaultKind::Stop {
+        if self.kind == FaultKind::Pause {
             self.process.signal(libc::SIGCONT);
         }
         // If it fails, the cable is gone, or the node does not get well and the report says so.
         let _ = match (self.kind, &self.cable) {
-            (FaultKind::Cut, Some(cable)) => cable.mend(),
+            (FaultKind::Isolate, Some(cable)) => cable.mend(),
             (FaultKind::Slow, Some(cable)) => cable.speed_up(),
             (FaultKind::Partition, Some(cable)) => self.parted.iter().try_for_each(|other| cable.rejoin(*other)),
             _ => Ok(()),
@@ -146,9 +146,9 @@ impl Faults {
             let is_ready = node.is_some_and(|node| node.state == "ready");
             let is_new = generation.is_some_and(|generation| *generation != hurt.generation);
             let is_well = match hurt.kind {
-                FaultKind::Kill | FaultKind::Term => is_ready && is_new,
+                FaultKind::Kill | FaultKind::Terminate => is_ready && is_new,
                 // One that is lost meanwhile comes back as the same start.
-                FaultKind::Stop | FaultKind::Drain | FaultKind::Cut | FaultKind::Slow | FaultKind::Partition => {
+                FaultKind::Pause | FaultKind::Drain | FaultKind::Isolate | FaultKind::Slow | FaultKind::Partition => {
                     hurt.until.is_none() && is_ready
                 }
             };
@@ -178,11 +178,11 @@ impl Faults {
                 process.signal(libc::SIGKILL);
                 None
             }
-            (FaultKind::Term, _) => {
+            (FaultKind::Terminate, _) => {
                 process.signal(libc::SIGTERM);
                 None
             }
-            (FaultKind::Stop, _) => {
+            (FaultKind::Pause, _) => {
                 process.signal(libc::SIGSTOP);
                 for_a_while
             }
@@ -194,7 +194,7 @@ impl Faults {
                 }
                 Some(DRAINED)
             }
-            (FaultKind::Cut, Some(cable)) => {
+            (FaultKind::Isolate, Some(cable)) => {
                 cable.cut()?;
                 for_a_while
             }
@@ -206,7 +206,7 @@ impl Faults {
                 parted.iter().try_for_each(|other| cable.part_from(*other))?;
                 for_a_while
             }
-            (FaultKind::Cut | FaultKind::Slow | FaultKind::Partition, _) => return Ok(None),
+            (FaultKind::Isolate | FaultKind::Slow | FaultKind::Partition, _) => return Ok(None),
         };
         let how = until.map_or_else(String::new, |time| format!(" for {:.1} s", time.as_secs_f64()));
         let generation = info.generation.clone();
@@ -315,7 +315,7 @@ mod tests {
         assert!(faults.victim(&nodes, FaultKind::Drain).is_none());
         let mut hit =
             |kind| (0..50).filter_map(|_| Some(faults.victim(&nodes, kind)?.0.role.clone())).collect::<Vec<_>>();
-        assert!(hit(FaultKind::Cut).iter().all(|role| role == CONDUCTOR));
+        assert!(hit(FaultKind::Isolate).iter().all(|role| role == CONDUCTOR));
         assert!(hit(FaultKind::Partition).iter().all(|role| role == CONDUCTOR));
         assert!(hit(FaultKind::Kill).iter().any(|role| role == ETCD));
     }

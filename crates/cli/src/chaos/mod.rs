@@ -48,10 +48,10 @@ pub async fn run(args: &ChaosArgs, address: &str, json: bool) -> Result<(), CliE
     let conductors = Conductor::each(address)?;
     check_here(&nodes(&conductor).await?, &args.faults)?;
     let began = baton_runtime::now();
-    let mut waiting = Waiting::new("asking each request in peace", json);
+    let mut waiting = Waiting::new("asking each request without faults", json);
     let streams = Streams::in_peace(&conductor, args.requests, args.seed, args.max_tokens).await?;
     waiting.clear();
-    say(json, &format!("{} requests in peace took {:.1} s", args.requests, began.elapsed().as_secs_f64()))?;
+    say(json, &format!("{} requests without faults took {:.1} s", args.requests, began.elapsed().as_secs_f64()))?;
 
     let mut signals = Signals::new()?;
     let mut faults = Faults::new(args);

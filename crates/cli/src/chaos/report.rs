@@ -100,7 +100,7 @@ impl Report {
     pub fn text(&self) -> String {
         let Ends { right, again, different, failed, refused } = &self.ends;
         let mut lines = vec![format!(
-            "{} requests: {right} as in peace, {} different, {} failed, {} refused",
+            "{} requests: {right} as without faults, {} different, {} failed, {} refused",
             self.ends.count(),
             different.len(),
             failed.len(),
@@ -135,7 +135,10 @@ impl Report {
         }
         lines.push(match &self.aftermath {
             Ok(time) => {
-                format!("every block is accounted for, and nothing is held {:.1} s after the last", time.as_secs_f64())
+                format!(
+                    "every block is accounted for, and no block is in use {:.1} s after the last",
+                    time.as_secs_f64()
+                )
             }
             Err(left) => format!("left: {left}"),
         });
@@ -164,7 +167,7 @@ impl Report {
     pub fn verdict(&self) -> Result<(), CliError> {
         let share = self.ends.right as f64 / self.ends.count().max(1) as f64;
         let problem = match (&self.aftermath, self.ends.different.len()) {
-            (_, different) if different > 0 => format!("{different} answers were not those of peace"),
+            (_, different) if different > 0 => format!("{different} answers differ from those without faults"),
             _ if self.ends.count() == 0 => "no request ended".to_owned(),
             _ if share < LEAST_RIGHT => format!("{:.1} % of the requests succeeded", 100.0 * share),
             (Err(left), _) => left.clone(),

@@ -141,7 +141,7 @@ impl Streams {
         };
         let asked = join_all(requests.iter().map(ask_one)).await;
         let expected = asked.into_iter().collect::<Result<Vec<_>, _>>();
-        let expected = expected.map_err(|end| CliError::Cluster(format!("in peace: {}", end.told())))?;
+        let expected = expected.map_err(|end| CliError::Cluster(format!("without faults: {}", end.told())))?;
         let faults = Mutex::default();
         let run = random_u64();
         let stop = AtomicBool::new(false);

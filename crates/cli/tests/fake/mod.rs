@@ -69,7 +69,7 @@ fn said(prompt: Option<Prompt>) -> String {
 }
 
 fn event(event: Event) -> Result<v1::GenerateResponse, Status> {
-    Ok(v1::GenerateResponse { event: Some(event), sample: 0 })
+    Ok(v1::GenerateResponse { event: Some(event), completion: 0 })
 }
 
 fn delta(index: u32, text: &str) -> Result<v1::GenerateResponse, Status> {
@@ -213,12 +213,15 @@ impl v1::cluster_server::Cluster for Service {
         Ok(Response::new(v1::ClusterLoadResponse { prefill: vec![prefill], ..Default::default() }))
     }
 
-    async fn recall(&self, request: Request<v1::RecallRequest>) -> Result<Response<v1::RecallResponse>, Status> {
+    async fn explain_by_id(
+        &self,
+        request: Request<v1::ExplainByIdRequest>,
+    ) -> Result<Response<v1::ExplainByIdResponse>, Status> {
         let request_id = request.into_inner().request_id;
         if !request_id.starts_with('a') {
             return Err(baton_proto::status(ErrorKind::NotFound, "request_id: not among the last 7", None));
         }
-        Ok(Response::new(v1::RecallResponse { request_id, max_tokens: 5, ..Default::default() }))
+        Ok(Response::new(v1::ExplainByIdResponse { request_id, max_tokens: 5, ..Default::default() }))
     }
 
     async fn cache_status(

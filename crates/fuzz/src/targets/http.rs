@@ -91,7 +91,7 @@ fn context() -> Context {
 fn answer(mut call: Call) {
     for index in 0..call.requests.len().min(8) {
         for event in events() {
-            call.answer.take(index, v1::GenerateResponse { event: Some(event), sample: 0 });
+            call.answer.take(index, v1::GenerateResponse { event: Some(event), completion: 0 });
         }
     }
     if call.streams {

@@ -58,13 +58,13 @@ fn start(node: &str) -> w::NodeStart {
     w::NodeStart { node: node.into(), generation: d::Generation(9).to_string() }
 }
 
-fn queue() -> Option<w::QueueTerms> {
-    Some(w::QueueTerms { patience_s: 1.0, max_overtaken_s: 2.0, timeout_s: 3.0, compute_s: 0.5 })
+fn queue() -> Option<w::QueueOrdering> {
+    Some(w::QueueOrdering { overtake_window_s: 1.0, max_overtaken_s: 2.0, timeout_s: 3.0, compute_s: 0.5 })
 }
 
 fn from_followers() -> Vec<w::follower_message::Message> {
-    use w::booked::Entry;
     use w::follower_message::Message;
+    use w::ledger_update::Entry;
     let prefill = w::DeclaredPrefill { node: Some(start("prefill-0")), queue: queue(), priority: -1, tokens: 64 };
     let attempt = w::DeclaredAttempt {
         key: key(),
@@ -94,13 +94,13 @@ fn from_followers() -> Vec<w::follower_message::Message> {
         ..Default::default()
     };
     let migrated = w::MigrationQuestion { key: key(), migrated: key(), tokens: 70, exclude: vec!["decode-1".into()] };
-    let fetched = w::FetchBooked {
+    let fetched = w::FetchReported {
         from: "prefill-0".into(),
         to: "prefill-1".into(),
         report: Some(w::PrefixFetched { tokens: 16, transport: "shm".into(), seconds: 0.1, ..Default::default() }),
     };
     let transfer = w::KvTransfer { bytes: 9, transport: "tcp".into(), seconds: 0.1, ..Default::default() };
-    let pushed = w::PushBooked { to: "decode-0".into(), transfer: Some(transfer) };
+    let pushed = w::PushReported { to: "decode-0".into(), transfer: Some(transfer) };
     let entries = [
         Entry::Fetched(fetched),
         Entry::Pushed(pushed),
@@ -115,7 +115,7 @@ fn from_followers() -> Vec<w::follower_message::Message> {
         Message::Reselect(w::ReselectQuestion { key: key(), from: "decode-0".into() }),
         Message::Migrate(migrated),
     ];
-    messages.extend(entries.map(|entry| Message::Book(w::Booked { key: key(), entry: Some(entry) })));
+    messages.extend(entries.map(|entry| Message::Update(w::LedgerUpdate { key: key(), entry: Some(entry) })));
     messages
 }
 
@@ -136,14 +136,14 @@ fn from_leaders() -> Vec<w::leader_message::Message> {
         decode: "decode-0".into(),
         fetch: Some(w::PlannedFetch { from: "prefill-1".into(), tokens: 64, bytes: 100 }),
         queue: queue(),
-        estimated_tbt_s: Some(0.01),
+        predicted_tbt_s: Some(0.01),
         target: Some(target.clone()),
         source: Some(source.clone()),
         starts: vec![start("prefill-0"), start("decode-0")],
         ..Default::default()
     };
     let failure = w::Failure { kind: "overloaded".into(), message: "full".into() };
-    let refused = w::RefusedPlacement { failure: Some(failure), retry_after_s: Some(1.0), hold_s: Some(0.1) };
+    let refused = w::RefusedPlacement { failure: Some(failure), retry_after_s: Some(1.0), queue_for_s: Some(0.1) };
     let placed = |answer| w::PlaceAnswer { key: key(), answer: Some(answer), explanation: Some(Default::default()) };
     vec![
         Message::Greeted(w::Greeted { term: 7 }),

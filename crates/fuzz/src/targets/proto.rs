@@ -38,7 +38,7 @@ fn event(bytes: &[u8]) -> Option<()> {
             Some(())
         }
         Event::Kv(events) => events.events.into_iter().try_for_each(|event| d::KvEvent::try_from(event).map(drop)).ok(),
-        Event::Offer(offer) => baton_proto::key(offer.key).map(drop).ok(),
+        Event::MigrationRequest(offer) => baton_proto::key(offer.key).map(drop).ok(),
         Event::Transfer(report) => {
             let report = d::TransferReport::try_from(report).ok()?;
             assert!(report.paths.len() <= d::TransferReport::MAX_PATHS);
@@ -170,7 +170,7 @@ fn commands() -> Vec<w::node_command::Command> {
         address: "http://127.0.0.1:2".into(),
         tokens: 64,
     };
-    let queue = w::QueueTerms { patience_s: 1.0, max_overtaken_s: 2.0, timeout_s: 3.0, compute_s: 0.5 };
+    let queue = w::QueueOrdering { overtake_window_s: 1.0, max_overtaken_s: 2.0, timeout_s: 3.0, compute_s: 0.5 };
     let job = w::PrefillJob {
         key: key(),
         tokens: vec![1, 2, 300],
@@ -253,7 +253,7 @@ fn events() -> Vec<w::node_event::Event> {
         Event::Decode(w::DecodeEvents { events: decode.into() }),
         Event::Kv(w::KvEvents { events: kv.into(), ..Default::default() }),
         Event::Transfer(w::TransferReport { addresses: vec![address], paths: vec![path] }),
-        Event::Offer(w::SequenceOffer { key: key(), output_tokens: 3 }),
+        Event::MigrationRequest(w::MigrationRequest { key: key(), output_tokens: 3 }),
     ]);
     events
 }

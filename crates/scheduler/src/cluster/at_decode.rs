@@ -293,7 +293,7 @@ mod tests {
         };
         let before = charged(&cluster);
         let placed = place(&mut cluster, now, &one).unwrap();
-        assert_eq!((placed.decode, placed.estimated_tbt), (None, None));
+        assert_eq!((placed.decode, placed.predicted_tbt), (None, None));
         assert_eq!(charged(&cluster), (before.0 + blocks_of(one.prompt_tokens), before.1 + 1));
         cluster.on_node_joined(now, info("p0", NodeRole::Prefill, 1));
         assert_eq!(place(&mut cluster, now, &request(3, &[])).unwrap().prefill, id("p0"));
@@ -347,7 +347,7 @@ mod tests {
         assert!(!tight.is_at_decode(), "{tight:?}");
         cluster.on_ended(now, key(0));
         let lax = place(&mut cluster, now, &within(1, 50)).unwrap();
-        assert!(lax.is_at_decode() && lax.estimated_ttft.0 > Duration::from_millis(30), "{lax:?}");
+        assert!(lax.is_at_decode() && lax.predicted_ttft.0 > Duration::from_millis(30), "{lax:?}");
     }
 
     fn blocks_of(tokens: u32) -> usize {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use baton_types::{ErrorKind, KvLayout, NodeId, NodeRole, QueueTerms, Ttft};
+use baton_types::{ErrorKind, KvLayout, NodeId, NodeRole, QueueOrdering, Ttft};
 
 use super::explain::LeftOut;
 use super::place::{RETRY_UNAVAILABLE, refuse};
@@ -108,7 +108,7 @@ impl Cluster {
             }
             return no_place(now, &full);
         }
-        prefer(&mut nodes, request.beside);
+        prefer(&mut nodes, request.first_completion_nodes);
         self.warm(now, &mut nodes, |node| node.charges.pending());
         self.leave_out_busy(now, request, &mut nodes);
         Ok(nodes.into_iter().map(|node| self.prefill_candidate(now, request, node, matches)).collect())
@@ -204,8 +204,8 @@ impl Cluster {
     }
 
     /// How a prompt that takes so many seconds waits at its node.
-    pub(super) fn terms(&self, request: &PlacementRequest<'_>, compute: f64) -> QueueTerms {
-        QueueTerms {
+    pub(super) fn terms(&self, request: &PlacementRequest<'_>, compute: f64) -> QueueOrdering {
+        QueueOrdering {
             max_overtaken: self.config.max_overtaken,
             timeout: self.config.queue_timeout,
             ..self.policies.placement.terms(request, compute)
@@ -233,7 +233,7 @@ impl Cluster {
     pub(super) fn reordered(
         &self,
         now: Instant,
-        terms: QueueTerms,
+        terms: QueueOrdering,
         node: &NodeId,
         plan: &PrefillPlan,
     ) -> (PrefillPlan, usize) {
@@ -265,7 +265,7 @@ impl Cluster {
                 return refuse(ErrorKind::Overloaded, message, Some(RETRY_UNAVAILABLE));
             }
         }
-        prefer(&mut nodes, request.beside);
+        prefer(&mut nodes, request.first_completion_nodes);
         self.warm(now, &mut nodes, |node| node.charges.sequences());
         let counts = self.nodes.holds_for_prefill();
         let held = |node: &ClusterNode| if counts(node) { matches.of(node) } else { 0 };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_types::QueueTerms;
+use baton_types::QueueOrdering;
 
 use crate::admission::{AdmissionKind, AdmissionPolicy};
 use crate::placement::{PlacementKind, PlacementPolicy};
@@ -96,8 +96,8 @@ impl Default for ClusterConfig {
     fn default() -> Self {
         Self {
             fetches: true,
-            max_overtaken: QueueTerms::MAX_OVERTAKEN,
-            queue_timeout: QueueTerms::TIMEOUT,
+            max_overtaken: QueueOrdering::MAX_OVERTAKEN,
+            queue_timeout: QueueOrdering::TIMEOUT,
             max_wait: Some(MAX_WAIT),
             max_queued: 512,
             prompts_at_decode: PromptsAtDecode::default(),

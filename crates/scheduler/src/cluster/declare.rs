@@ -59,7 +59,7 @@ impl Cluster {
 
 #[cfg(test)]
 mod tests {
-    use baton_types::{Generation, NodeRole, QueueTerms};
+    use baton_types::{Generation, NodeRole, QueueOrdering};
 
     use super::super::tests::{SECOND, cluster, id, info, key};
     use super::*;
@@ -71,7 +71,7 @@ mod tests {
             key: key(1),
             placed_ago: SECOND,
             ttft: SECOND / 2,
-            prefill: Some(DeclaredPrefill { node, terms: QueueTerms::default(), tokens: 100 }),
+            prefill: Some(DeclaredPrefill { node, terms: QueueOrdering::default(), tokens: 100 }),
             decode: Some((id("d0"), Generation(1))),
             prompt_tokens: 160,
             max_tokens: 16,

@@ -79,7 +79,7 @@ impl Cluster {
     ) -> Option<&ClusterNode> {
         let nodes = self.nodes.of_role(NodeRole::Decode);
         let others = nodes.filter(|node| fits(node) && node.info().node != *than && node.is_ready());
-        let takers = others.filter(|node| node.load().takes_sequences && has_seat(node));
+        let takers = others.filter(|node| node.load().accepts_migrations && has_seat(node));
         let roomy = takers.filter_map(|node| Some((spare_blocks(node, charge, tokens)?, node)));
         let kept = roomy.filter(|(_, node)| self.keeps_paces(node, charge, tokens));
         Some(kept.max_by_key(|(spare, _)| *spare)?.1)
@@ -134,7 +134,7 @@ mod tests {
     }
 
     fn report(blocks_used: u32) -> Load {
-        Load { blocks_total: 100, blocks_used, takes_sequences: true, ..Load::default() }
+        Load { blocks_total: 100, blocks_used, accepts_migrations: true, ..Load::default() }
     }
 
     #[test]
@@ -169,7 +169,7 @@ mod tests {
             None,
             "10 blocks are free, 11 wanted"
         );
-        cluster.on_load(now + MS, &others[0], Load { takes_sequences: false, ..report(0) });
+        cluster.on_load(now + MS, &others[0], Load { accepts_migrations: false, ..report(0) });
         cluster.on_load(now + MS, &others[1], Load { draining: true, ..report(0) });
         assert_eq!(cluster.place_migration(now + MS, (key(2), migrated(2)), 170, &[]), None);
         for n in 1..=2 {

@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use baton_types::{NodeId, QueueTerms};
+use baton_types::{NodeId, QueueOrdering};
 
 use super::at_decode::{Batch, StepBeside, chunk_beside_batch};
 use super::candidates::SizedRequest;
@@ -93,7 +93,7 @@ impl Cluster {
         prefill: &NodeId,
         plan: &PrefillPlan,
         partial: &PartialPrefill,
-    ) -> (PrefillPlan, QueueTerms, usize) {
+    ) -> (PrefillPlan, QueueOrdering, usize) {
         let terms = self.terms(sized.request, partial.head);
         let (plan, broken) = self.reordered(now, terms, prefill, &PrefillPlan { compute: partial.head, ..*plan });
         (plan, terms, broken)
@@ -200,12 +200,12 @@ mod tests {
             (700..=800).contains(&split.partial_prefill_tokens) && split.partial_prefill_tokens.is_multiple_of(16),
             "{split:?}"
         );
-        let ttft = split.estimated_ttft.0.as_secs_f64();
+        let ttft = split.predicted_ttft.0.as_secs_f64();
         assert!((0.8..0.95).contains(&ttft), "{ttft} s of 1.6 alone");
         // The next one's turn comes when both are about to be free.
         let next = placed(&mut cluster, now, &long(1, 1600));
         assert!((600..=800).contains(&next.partial_prefill_tokens), "{next:?}");
-        assert!((1.6..1.9).contains(&next.estimated_ttft.0.as_secs_f64()), "{next:?}");
+        assert!((1.6..1.9).contains(&next.predicted_ttft.0.as_secs_f64()), "{next:?}");
         (0..2).for_each(|n| cluster.on_ended(now, key(n)));
         assert!(cluster.nodes().all(|node| node.charges.is_zero()), "{cluster:?}");
     }

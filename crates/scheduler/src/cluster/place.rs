@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_types::{ErrorKind, NodeId, NodeRole, QueueTerms, Slo, Tbt, Ttft};
+use baton_types::{ErrorKind, NodeId, NodeRole, QueueOrdering, Slo, Tbt, Ttft};
 
 use super::candidates::{Matches, Needs, SizedRequest};
 use super::explain::{Compared, Explanation, RowLimit, Rows};
@@ -14,7 +14,7 @@ use crate::cost::duration;
 use crate::ledger::{Between, Charge, DecodeCharge, DecodeForecast, FetchCharge, NodeStart, Placed};
 use crate::placement::{
     DecodeCandidate, Placement, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, PrefixFetch, Refusal,
-    estimated_ttft,
+    predicted_ttft,
 };
 
 /// What a client is told to wait if nothing better is known: nodes register and report about this
@@ -46,7 +46,7 @@ pub(super) struct Chosen {
     /// Tokens of the prompt that the prefill node holds.
     pub(super) held_tokens: u32,
     pub(super) plan: PrefillPlan,
-    pub(super) terms: QueueTerms,
+    pub(super) terms: QueueOrdering,
     /// Prompts that were admitted and would miss their objective because of it.
     pub(super) broken: usize,
     /// If the decode node computes the last part (partial prefill).
@@ -83,10 +83,10 @@ pub(super) fn verdict(admission: &mut dyn AdmissionPolicy, assessment: &Assessme
 pub(super) fn placement_of(chosen: Chosen, fetch: Option<PrefixFetch>, first_token_delay: Duration) -> Placement {
     Placement {
         first_token_delay,
-        estimated_ttft: Ttft(chosen.ttft),
-        estimated_tbt: chosen.decode.as_ref().map(|decode| Tbt(decode.tbt)),
-        estimated_exposed: chosen.decode.as_ref().map(|decode| decode.exposed),
-        estimated_output_tokens: chosen.output_tokens,
+        predicted_ttft: Ttft(chosen.ttft),
+        predicted_tbt: chosen.decode.as_ref().map(|decode| Tbt(decode.tbt)),
+        predicted_exposed: chosen.decode.as_ref().map(|decode| decode.exposed),
+        predicted_output_tokens: chosen.output_tokens,
         matched_tokens: chosen.plan.matched_tokens,
         terms: chosen.terms,
         prefill: chosen.prefill,
@@ -143,7 +143,7 @@ impl Cluster {
 
     /// The request with the longest wait that the cluster grants it. What was accepted is served.
     pub(super) fn bounded<'a>(&self, request: &PlacementRequest<'a>) -> PlacementRequest<'a> {
-        let is_new = self.policies.admission.refuses() && !request.accepted;
+        let is_new = self.policies.admission.refuses() && !request.is_admitted;
         PlacementRequest { max_wait: self.config.max_wait.filter(|_| is_new), ..*request }
     }
 
@@ -213,7 +213,7 @@ impl Cluster {
         matches: &Matches,
     ) -> Result<Placement, Refusal> {
         let assessment = self.assess(now, sized, &chosen);
-        let first_token_delay = if sized.request.accepted {
+        let first_token_delay = if sized.request.is_admitted {
             self.policies.admission.first_token_delay(&assessment)
         } else {
             verdict(&mut *self.policies.admission, &assessment)?
@@ -260,7 +260,7 @@ impl Cluster {
                 tbt: duration(decode.tbt),
                 exposed: duration(decode.exposed(plan.compute)),
             }),
-            ttft: duration(estimated_ttft(&plan, decode).max(plan.finish() + after)),
+            ttft: duration(predicted_ttft(&plan, decode).max(plan.finish() + after)),
             candidates: prefill.len(),
             output_tokens: sized.output_tokens,
         }
@@ -366,7 +366,7 @@ impl Cluster {
         let prompt = queued_prompt(now, request, chosen);
         charge.prefill = self.charge_prefill(now, &chosen.prefill, prompt);
         if let (Some(partial), Some(decode)) = (&chosen.partial, &chosen.decode) {
-            let terms = QueueTerms { compute: duration(partial.tail), ..prompt.terms };
+            let terms = QueueOrdering { compute: duration(partial.tail), ..prompt.terms };
             let tail = QueuedPrompt { tokens: partial.partial_prefill_tokens, terms, ..prompt };
             charge.tail = self.charge_prefill(now, &decode.node, tail);
         }

@@ -6,7 +6,7 @@ use baton_types::{DecodeTarget, FetchSource, NodeId, NodeRole, RequestKey, Tbt};
 
 use super::{Cluster, MigrationChoice};
 use crate::placement::{Placement, PrefixFetch};
-use crate::request::{Assignment, BookEntry, MigrationAssignment};
+use crate::request::{Assignment, LedgerEntry, MigrationAssignment};
 
 impl Cluster {
     /// What the nodes of a placement are told of each other. `tbt` is the request's objective.
@@ -38,23 +38,23 @@ impl Cluster {
     }
 
     /// Something happened to an attempt.
-    pub fn book(&mut self, now: Instant, key: RequestKey, entry: &BookEntry) {
+    pub fn book(&mut self, now: Instant, key: RequestKey, entry: &LedgerEntry) {
         match entry {
-            BookEntry::Fetched { way, report } => {
+            LedgerEntry::Fetched { way, report } => {
                 self.on_fetch_done(key);
                 if let Some((holder, reader)) = way {
                     self.on_fetched(now, holder, reader, report);
                 }
             }
-            BookEntry::Pushed { to, transfer } => {
+            LedgerEntry::Pushed { to, transfer } => {
                 let layers = self.nodes.get(to).map_or(1, |node| node.info().layout.num_layers);
                 let exposed = transfer.exposed.as_secs_f64();
                 let elapsed = transfer.elapsed.as_secs_f64();
                 self.predictor.transfers.observe_push(to, transfer.bytes, layers, exposed, elapsed);
             }
-            BookEntry::FirstToken => self.on_first_token(now, key),
-            BookEntry::Finished { output_tokens } => self.on_finished(now, key, *output_tokens),
-            BookEntry::Ended => self.on_ended(now, key),
+            LedgerEntry::FirstToken => self.on_first_token(now, key),
+            LedgerEntry::Finished { output_tokens } => self.on_finished(now, key, *output_tokens),
+            LedgerEntry::Ended => self.on_ended(now, key),
         }
     }
 

@@ -80,9 +80,9 @@ pub(crate) fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
         priority: 0,
         bypass_cache: false,
         exclude: &[],
-        beside: &[],
+        first_completion_nodes: &[],
         output_tokens: 0,
-        accepted: false,
+        is_admitted: false,
     }
 }
 
@@ -144,7 +144,8 @@ fn placement_is_refused_if_it_breaks_tbt_of_a_running_sequence() {
     assert_eq!(refused.retry_after, Some(Duration::from_millis(176)), "16 tokens at most, of 11 ms each");
     // One that was taken in and lost its nodes is served all the same.
     let again = RequestKey { attempt: Attempt(1), ..key(2) };
-    let placed = place(&mut cluster, now, &PlacementRequest { key: again, accepted: true, ..with(2, 50_000) }).unwrap();
+    let placed =
+        place(&mut cluster, now, &PlacementRequest { key: again, is_admitted: true, ..with(2, 50_000) }).unwrap();
     assert_eq!(placed.decode, Some(id("d0")));
     cluster.on_ended(now, again);
     cluster.on_node_joined(now, info("d1", NodeRole::Decode, 1));
@@ -159,16 +160,18 @@ fn placement_is_refused_if_it_breaks_tbt_of_a_running_sequence() {
 fn further_answer_is_placed_at_nodes_of_the_first_if_possible() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
-    let beside = [id("p1"), id("d1")];
+    let first_completion_nodes = [id("p1"), id("d1")];
     for n in 0..4 {
-        let other = PlacementRequest { beside: &beside, accepted: true, ..request(n, &[]) };
+        let other =
+            PlacementRequest { first_completion_nodes: &first_completion_nodes, is_admitted: true, ..request(n, &[]) };
         let placed = place(&mut cluster, now, &other).unwrap();
         assert_eq!(placed.decode, Some(id("d1")), "up to the length of its queue");
-        assert!(beside.contains(&placed.prefill), "{n}: {placed:?}");
+        assert!(first_completion_nodes.contains(&placed.prefill), "{n}: {placed:?}");
     }
     (0..4).for_each(|n| cluster.on_ended(now, key(n)));
     cluster.on_node_left(now, &id("d1"), Generation(1));
-    let other = PlacementRequest { beside: &beside, accepted: true, ..request(9, &[]) };
+    let other =
+        PlacementRequest { first_completion_nodes: &first_completion_nodes, is_admitted: true, ..request(9, &[]) };
     assert_eq!(place(&mut cluster, now, &other).unwrap().nodes(), [id("p1"), id("d0")]);
 }
 
@@ -176,9 +179,14 @@ fn further_answer_is_placed_at_nodes_of_the_first_if_possible() {
 fn further_answers_leave_sequence_slots_to_others_for_a_while() {
     let now = Instant::now();
     let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
-    let beside = [id("p1"), id("d1")];
-    let other =
-        |n| PlacementRequest { beside: &beside, accepted: true, max_tokens: 1, wants_decode: true, ..request(n, &[]) };
+    let first_completion_nodes = [id("p1"), id("d1")];
+    let other = |n| PlacementRequest {
+        first_completion_nodes: &first_completion_nodes,
+        is_admitted: true,
+        max_tokens: 1,
+        wants_decode: true,
+        ..request(n, &[])
+    };
     let mut at = BTreeMap::new();
     let refused = (0..).find_map(|n| match place(&mut cluster, now, &other(n)) {
         Ok(placed) => {
@@ -341,7 +349,7 @@ fn check_explanation(cluster: &Cluster, explained: &Explanation, placed: &Result
         let prompt = decode.iter().find_map(|row| row.prompt).filter(|_| placement.is_at_decode());
         assert!(
             !placement.is_at_decode()
-                || prompt.is_some_and(|prompt| duration(prompt.unshared().finish()) == placement.estimated_ttft.0)
+                || prompt.is_some_and(|prompt| duration(prompt.unshared().finish()) == placement.predicted_ttft.0)
         );
     }
     for row in &explained.prefill {
@@ -636,7 +644,7 @@ fn node_with_slow_measured_steps_is_avoided() {
     }
     let estimate = place(&mut cluster, now, &request(0, &[])).unwrap();
     assert_eq!(estimate.prefill, id("p1"));
-    let seconds = estimate.estimated_ttft.0.as_secs_f64();
+    let seconds = estimate.predicted_ttft.0.as_secs_f64();
     assert!((0.07..0.15).contains(&seconds), "{seconds}");
 }
 

@@ -61,7 +61,7 @@ pub enum DecodeEffect {
     },
     /// Tell a conductor that another decode node may take this sequence, after all that it was told
     /// of it. No answer; the sequence stays until it is aborted.
-    Offer {
+    RequestMigration {
         /// The conductor.
         conductor: ConductorId,
         /// The request.
@@ -108,5 +108,5 @@ pub enum DecodeEffect {
 }
 
 named!(DecodeEffect:
-    OpenGrant, RefuseGrant, RevokeGrant, HandoffReply, RunStep, Lease, Tier, Emit, Offer, Fetch, AnswerMigration,
+    OpenGrant, RefuseGrant, RevokeGrant, HandoffReply, RunStep, Lease, Tier, Emit, RequestMigration, Fetch, AnswerMigration,
     CancelFetch, EmitPrefill);

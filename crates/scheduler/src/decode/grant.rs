@@ -205,7 +205,7 @@ impl DecodeCore {
         self.prefix_hits += (cached.len() * block_tokens) as u64;
         let reply = GrantReply {
             grant: id,
-            held_blocks: cached.len() as u32,
+            cached_blocks: cached.len() as u32,
             blocks: received.clone(),
             partial_prefill_tokens: if partial_prefill.is_some() { request.partial_prefill_tokens } else { 0 },
         };

@@ -2,7 +2,7 @@
 //! on its way out.
 //!
 //! ```text
-//!   there: preempted, or draining ─▶ Offer, now and then ─────────────────────────────────────────────────▶ on_abort, once it is taken
+//!   there: preempted, or draining ─▶ RequestMigration, now and then ──────────────────────────────────────▶ on_abort, once it is taken
 //!   here:  on_submit of a migration     ─▶ blocks, Fetch of the full ones ─▶ on_fetch_done ─▶ AnswerMigration ─▶ the rest is computed, tokens
 //!                       └─ no room now: AnswerMigration, refused; it stays at its node
 //! ```
@@ -55,7 +55,11 @@ impl DecodeCore {
             let last = sequence.last_offer.filter(|last| now < *last + self.config.offer_every);
             if last.is_none() {
                 let output_tokens = (sequence.tokens.len() - sequence.lengths.prompt_tokens) as u32;
-                self.effects.push_back(DecodeEffect::Offer { conductor: sequence.conductor, key, output_tokens });
+                self.effects.push_back(DecodeEffect::RequestMigration {
+                    conductor: sequence.conductor,
+                    key,
+                    output_tokens,
+                });
             }
             let last = *sequence.last_offer.insert(last.unwrap_or(now));
             let due = last + self.config.offer_every;
@@ -64,7 +68,7 @@ impl DecodeCore {
     }
 
     /// Whether a sequence of another node would get a place now, if there are blocks for it.
-    pub(super) fn check_takes_sequences(&self) -> Result<(), Refused> {
+    pub(super) fn check_accepts_migrations(&self) -> Result<(), Refused> {
         let refuse = |kind, message: String| Err(Refused { kind, message });
         if self.draining {
             return refuse(ErrorKind::Unavailable, "the decode node is draining".into());
@@ -88,7 +92,7 @@ impl DecodeCore {
         let key = job.key;
         let conductor = job.conductor;
         let source = job.fetch.clone();
-        let occupied = self.check_takes_sequences().and_then(|()| self.local_sequence(now, job));
+        let occupied = self.check_accepts_migrations().and_then(|()| self.local_sequence(now, job));
         match occupied.and_then(|sequence| self.slot(key, sequence)) {
             Ok(()) => self.bring(now, key, source),
             Err(refused) => {

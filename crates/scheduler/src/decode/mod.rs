@@ -174,7 +174,7 @@ impl DecodeCore {
             prefix_hits_ssd: self.prefix_hits_ssd,
             prefix_hits_fetched: self.prefix_hits_fetched,
             draining: self.draining,
-            takes_sequences: self.check_takes_sequences().is_ok(),
+            accepts_migrations: self.check_accepts_migrations().is_ok(),
             ..pool_load(&self.pool)
         }
     }

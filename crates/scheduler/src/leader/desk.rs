@@ -17,7 +17,7 @@ use baton_types::{
 use super::{Followers, Placed};
 use crate::cluster::{Cluster, Explanation};
 use crate::placement::{PlacementRequest, Refusal};
-use crate::request::{Assignment, BookEntry, MigrationAssignment};
+use crate::request::{Assignment, LedgerEntry, MigrationAssignment};
 
 /// How long a question waits while no conductor leads.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -321,9 +321,9 @@ impl<E> Desk<E> {
     }
 
     /// Enters what happened to an attempt into the books.
-    pub fn on_booked(&mut self, now: Instant, key: RequestKey, entry: &BookEntry, cluster: &mut Cluster) {
+    pub fn on_booked(&mut self, now: Instant, key: RequestKey, entry: &LedgerEntry, cluster: &mut Cluster) {
         self.placed.on_booked(now, key, entry);
-        if matches!(entry, BookEntry::Ended) {
+        if matches!(entry, LedgerEntry::Ended) {
             // Whatever it asked, no request waits for the answer.
             self.waiting.remove(&key);
         }
@@ -570,7 +570,7 @@ impl<E> Desk<E> {
             // Nothing was charged, and no end follows.
             (Answer::Migrated(None), _) => self.followers.on_ended(from.who, question.key()),
             (Answer::Placed(decided), Question::Place(of))
-                if decided.placed.is_ok() && !of.accepted && !of.bypass_cache =>
+                if decided.placed.is_ok() && !of.is_admitted && !of.bypass_cache =>
             {
                 self.effects.push_back(DeskEffect::Observe(Arc::clone(&of.block_hashes)));
             }
@@ -585,14 +585,14 @@ impl<E> Desk<E> {
         now: Instant,
         from: &Following,
         key: RequestKey,
-        entry: &BookEntry,
+        entry: &LedgerEntry,
         cluster: &mut Cluster,
     ) {
         if !self.is_current(from) {
             return;
         }
         cluster.book(now, key, entry);
-        if matches!(entry, BookEntry::Ended | BookEntry::Finished { .. }) {
+        if matches!(entry, LedgerEntry::Ended | LedgerEntry::Finished { .. }) {
             self.followers.on_ended(from.who, key);
         }
     }
@@ -663,9 +663,9 @@ impl From<&PlacementRequest<'_>> for PlaceQuestion {
             priority: request.priority,
             bypass_cache: request.bypass_cache,
             exclude: request.exclude.to_vec(),
-            beside: request.beside.to_vec(),
+            first_completion_nodes: request.first_completion_nodes.to_vec(),
             output_tokens: request.output_tokens,
-            accepted: request.accepted,
+            is_admitted: request.is_admitted,
         }
     }
 }
@@ -685,9 +685,9 @@ impl<'a> From<&'a PlaceQuestion> for PlacementRequest<'a> {
             priority: question.priority,
             bypass_cache: question.bypass_cache,
             exclude: &question.exclude,
-            beside: &question.beside,
+            first_completion_nodes: &question.first_completion_nodes,
             output_tokens: question.output_tokens,
-            accepted: question.accepted,
+            is_admitted: question.is_admitted,
         }
     }
 }
@@ -736,7 +736,7 @@ mod tests {
     fn placement_question_of_ended_attempt_is_not_answered() {
         let (mut desk, mut cluster, now) = desk(1);
         desk.on_ask_for_nodes(now, &request(1, &[]), &mut cluster, &mut || 0);
-        desk.on_booked(now, key(1), &BookEntry::Ended, &mut cluster);
+        desk.on_booked(now, key(1), &LedgerEntry::Ended, &mut cluster);
         desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
         assert!(effects(&mut desk).is_empty() && cluster.placed() == 0);
     }

@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use baton_types::{Declared, DeclaredPrefill, DecodeTarget, QueueTerms, RequestKey, Tbt, Ttft};
+use baton_types::{Declared, DeclaredPrefill, DecodeTarget, QueueOrdering, RequestKey, Tbt, Ttft};
 
 use crate::ledger::NodeStart;
 use crate::placement::PlacementRequest;
-use crate::request::{Assignment, BookEntry, MigrationAssignment};
+use crate::request::{Assignment, LedgerEntry, MigrationAssignment};
 
 #[derive(Debug, Clone)]
 struct Attempt {
     placed: Instant,
     ttft: Duration,
-    prefill: Option<(NodeStart, QueueTerms, u32)>,
+    prefill: Option<(NodeStart, QueueOrdering, u32)>,
     decode: Option<NodeStart>,
     prompt_tokens: u32,
     max_tokens: u32,
@@ -29,7 +29,7 @@ pub struct Placed(BTreeMap<RequestKey, Attempt>);
 impl Placed {
     /// An attempt was placed.
     pub fn on_placed(&mut self, now: Instant, request: &PlacementRequest<'_>, to: &Assignment) {
-        let (placement, Ttft(ttft)) = (&to.placement, to.placement.estimated_ttft);
+        let (placement, Ttft(ttft)) = (&to.placement, to.placement.predicted_ttft);
         let start = |node| to.starts.iter().find(|(name, _)| name == node).cloned();
         let tokens = request.prompt_tokens.saturating_sub(placement.matched_tokens + placement.partial_prefill_tokens);
         let attempt = Attempt {
@@ -62,16 +62,16 @@ impl Placed {
     }
 
     /// Something happened to an attempt.
-    pub fn on_booked(&mut self, now: Instant, key: RequestKey, entry: &BookEntry) {
+    pub fn on_booked(&mut self, now: Instant, key: RequestKey, entry: &LedgerEntry) {
         match entry {
-            BookEntry::FirstToken => {
+            LedgerEntry::FirstToken => {
                 if let Some(attempt) = self.0.get_mut(&key) {
                     attempt.prefill = None;
                     attempt.first_token = Some(now);
                 }
             }
-            BookEntry::Finished { .. } | BookEntry::Ended => self.on_ended(key),
-            BookEntry::Fetched { .. } | BookEntry::Pushed { .. } => {}
+            LedgerEntry::Finished { .. } | LedgerEntry::Ended => self.on_ended(key),
+            LedgerEntry::Fetched { .. } | LedgerEntry::Pushed { .. } => {}
         }
     }
 
@@ -128,13 +128,13 @@ mod tests {
             let placement = place(&mut before, now, &request).unwrap();
             placed.on_placed(now, &request, &before.assign(placement, None));
         }
-        let book = |before: &mut crate::Cluster, placed: &mut Placed, n, entry: BookEntry| {
+        let book = |before: &mut crate::Cluster, placed: &mut Placed, n, entry: LedgerEntry| {
             before.book(now + second, key(n), &entry);
             placed.on_booked(now + second, key(n), &entry);
         };
-        (0..3).for_each(|n| book(&mut before, &mut placed, n, BookEntry::FirstToken));
-        book(&mut before, &mut placed, 2, BookEntry::Finished { output_tokens: 3 });
-        book(&mut before, &mut placed, 5, BookEntry::Ended);
+        (0..3).for_each(|n| book(&mut before, &mut placed, n, LedgerEntry::FirstToken));
+        book(&mut before, &mut placed, 2, LedgerEntry::Finished { output_tokens: 3 });
+        book(&mut before, &mut placed, 5, LedgerEntry::Ended);
         let mut after = cluster(now, PlacementKind::MinTotalDelay);
         placed.declared(now + second).iter().for_each(|declared| after.declare(now + second, declared));
         assert_eq!((before.placed(), after.placed(), placed.len()), (4, 4, 4));
@@ -170,8 +170,8 @@ mod tests {
         let both =
             [(key(1), Some((id("d9"), Generation(4))), true), (migrated, Some((id("d8"), Generation(2))), false)];
         assert_eq!(declared, both);
-        placed.on_booked(now, key(1), &BookEntry::Ended);
-        placed.on_booked(now, migrated, &BookEntry::Ended);
+        placed.on_booked(now, key(1), &LedgerEntry::Ended);
+        placed.on_booked(now, migrated, &LedgerEntry::Ended);
         assert!(placed.is_empty());
     }
 }

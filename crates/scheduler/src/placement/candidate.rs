@@ -85,7 +85,7 @@ impl DecodeCandidate<'_> {
 /// Predicted seconds to the first token of a pair: queue, transfer, prefill of what is not cached,
 /// and the part of the push that compute does not hide. The push counts, since the first token is
 /// of little use before the second.
-pub fn estimated_ttft(plan: &PrefillPlan, decode: Option<&DecodeCandidate<'_>>) -> f64 {
+pub fn predicted_ttft(plan: &PrefillPlan, decode: Option<&DecodeCandidate<'_>>) -> f64 {
     plan.finish() + decode.map_or(0.0, |decode| decode.exposed(plan.compute))
 }
 
@@ -132,9 +132,9 @@ pub(super) mod tests {
             priority: 0,
             bypass_cache: false,
             exclude: &[],
-            beside: &[],
+            first_completion_nodes: &[],
             output_tokens: 0,
-            accepted: false,
+            is_admitted: false,
         }
     }
 
@@ -173,7 +173,7 @@ pub(super) mod tests {
     #[test]
     fn ttft_estimate_omits_push_time_hidden_by_compute() {
         let plan = prefill(5, 100, 0).local;
-        let ttft_ms = |decode: Option<DecodeCandidate<'_>>| (estimated_ttft(&plan, decode.as_ref()) * 1e3).round();
+        let ttft_ms = |decode: Option<DecodeCandidate<'_>>| (predicted_ttft(&plan, decode.as_ref()) * 1e3).round();
         assert_eq!(ttft_ms(None), 105.0);
         assert_eq!(ttft_ms(Some(decode(10, 50, 0))), 110.0);
         assert_eq!(ttft_ms(Some(decode(10, 250, 0))), 255.0);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_types::{QueueTerms, Slo, Tbt};
+use baton_types::{QueueOrdering, Slo, Tbt};
 
 use super::{
     Choice, DecodeCandidate, PlacementPolicy, PlacementRequest, PrefillCandidate, PrefillPlan, least, lightest_by,
@@ -206,17 +206,17 @@ impl PlacementPolicy for MinTotalDelay {
         Box::new(self.clone())
     }
 
-    fn terms(&self, request: &PlacementRequest<'_>, compute: f64) -> QueueTerms {
+    fn terms(&self, request: &PlacementRequest<'_>, compute: f64) -> QueueOrdering {
         let config = &self.config;
         let priority = request.priority;
         if !config.reorders {
-            return QueueTerms { priority, compute: duration(compute), ..QueueTerms::default() };
+            return QueueOrdering { priority, compute: duration(compute), ..QueueOrdering::default() };
         }
-        QueueTerms {
+        QueueOrdering {
             priority,
             patience: duration(self.patience(compute, request.time_left(compute))),
             compute: duration(compute),
-            ..QueueTerms::default()
+            ..QueueOrdering::default()
         }
     }
 

@@ -11,14 +11,14 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use baton_types::{BlockHash, NodeId, QueueTerms, RequestKey, Slo, Ttft};
+use baton_types::{BlockHash, NodeId, QueueOrdering, RequestKey, Slo, Ttft};
 
 pub use baton_types::{Placement, PrefixFetch, Refusal};
 
 use crate::cost::duration;
 
 pub use cache_aware::CacheAware;
-pub use candidate::{Choice, DecodeCandidate, PrefillCandidate, PrefillPlan, estimated_ttft};
+pub use candidate::{Choice, DecodeCandidate, PrefillCandidate, PrefillPlan, predicted_ttft};
 pub use load_balance::LoadBalance;
 pub use min_total_delay::{MinTotalDelay, MinTotalDelayConfig};
 pub use round_robin::RoundRobin;
@@ -55,11 +55,11 @@ pub struct PlacementRequest<'a> {
     pub exclude: &'a [NodeId],
     /// Of an answer after a request's first one: the nodes of that one. They hold the prompt, and
     /// are taken if they can.
-    pub beside: &'a [NodeId],
+    pub first_completion_nodes: &'a [NodeId],
     /// Of the prompt's tokens, the last so many are output: an attempt goes on after them.
     pub output_tokens: u32,
     /// Whether it was taken in already: it is served, whatever that costs those who came after it.
-    pub accepted: bool,
+    pub is_admitted: bool,
 }
 
 impl PlacementRequest<'_> {
@@ -71,7 +71,7 @@ impl PlacementRequest<'_> {
     /// Whether it leaves room to others: an answer after the first one, for a while. A request for
     /// a hundred answers must not keep a neighbour from its second token.
     pub fn yields(&self) -> bool {
-        !self.beside.is_empty() && self.waited < LONGEST_YIELD
+        !self.first_completion_nodes.is_empty() && self.waited < LONGEST_YIELD
     }
 
     /// Seconds in which its first token should come, of which `compute` are its own. What its
@@ -114,8 +114,8 @@ pub trait PlacementPolicy: fmt::Debug + Send {
 
     /// The terms on which a prompt waits that takes so many seconds to compute. First come, first
     /// served, if a policy says nothing.
-    fn terms(&self, request: &PlacementRequest<'_>, compute: f64) -> QueueTerms {
-        QueueTerms { priority: request.priority, compute: duration(compute), ..QueueTerms::default() }
+    fn terms(&self, request: &PlacementRequest<'_>, compute: f64) -> QueueOrdering {
+        QueueOrdering { priority: request.priority, compute: duration(compute), ..QueueOrdering::default() }
     }
 
     /// Whether shorter prompts may pass longer ones.

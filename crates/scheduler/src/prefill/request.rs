@@ -207,7 +207,7 @@ impl Transfer {
     /// Empty while there is no grant.
     pub(super) fn take_spans(&mut self, blocks: &[BlockId], max: usize) -> Vec<PushSpan> {
         let GrantState::Granted(grant) = &self.grant else { return Vec::new() };
-        let held = grant.held_blocks as usize;
+        let held = grant.cached_blocks as usize;
         let mut spans = Vec::new();
         while spans.len() < max {
             let Some((layer, run)) = self.ready.pop_front() else { break };

@@ -138,7 +138,7 @@ impl PrefillCore {
         let Some(GrantState::Granted(grant)) = request.transfer.as_ref().map(|transfer| &transfer.grant) else {
             return Ok(());
         };
-        let held = grant.held_blocks as usize;
+        let held = grant.cached_blocks as usize;
         let granted = grant.blocks.len();
         let all = self.config.model.layout.blocks_for(request.end);
         if held <= request.hashes.len() && held + granted == all {

@@ -6,13 +6,13 @@ use baton_types::{
     Attempt, ErrorKind, FetchReport, FinishReason, NodeId, PrefillJob, Refused, RequestKey, Reselect, TokenLogprobs,
 };
 
-use super::{BookEntry, OutputToken};
+use super::{LedgerEntry, OutputToken};
 use crate::named;
 use crate::placement::Refusal;
 
 /// What the shell carries out, in order. Every effect that names an answer gets it once, at any
 /// later time. An answer that comes after its attempt is over changes nothing. What it was charged
-/// was ended in the books before, by a [`BookEntry::Ended`] that follows the question.
+/// was ended in the books before, by a [`LedgerEntry::Ended`] that follows the question.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RequestEffect {
     /// Ask the cluster for nodes, [`Cluster::place`](crate::Cluster::place) and
@@ -74,7 +74,7 @@ pub enum RequestEffect {
         /// The attempt.
         key: RequestKey,
         /// What happened.
-        entry: BookEntry,
+        entry: LedgerEntry,
     },
     /// Give the client the log-probabilities of the prompt.
     PromptLogprobs(Vec<TokenLogprobs>),

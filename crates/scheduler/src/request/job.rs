@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_types::{
-    BlockHash, ConductorId, FetchSource, NodeId, PrefillJob, QueueTerms, RequestId, RequestKey, SamplingParams, Slo,
+    BlockHash, ConductorId, FetchSource, NodeId, PrefillJob, QueueOrdering, RequestId, RequestKey, SamplingParams, Slo,
     Tbt, TokenId, Ttft,
 };
 
@@ -32,7 +32,7 @@ pub struct RequestJob {
     pub priority: i32,
     /// Another answer to the same prompt was taken in with this one, and these nodes hold it; else
     /// empty.
-    pub beside: Vec<NodeId>,
+    pub first_completion_nodes: Vec<NodeId>,
 }
 
 impl RequestJob {
@@ -56,8 +56,8 @@ impl RequestJob {
 
     /// Whether an attempt is of what was taken in already, and is not refused by prediction any
     /// more.
-    fn is_accepted(&self, key: RequestKey) -> bool {
-        key.attempt.0 > 0 || !self.beside.is_empty()
+    fn is_admitted(&self, key: RequestKey) -> bool {
+        key.attempt.0 > 0 || !self.first_completion_nodes.is_empty()
     }
 
     /// What is asked of the cluster after `output_tokens` of the output, `waited` after the
@@ -77,15 +77,15 @@ impl RequestJob {
             block_hashes: &self.block_hashes,
             max_tokens,
             wants_decode: max_tokens > 1,
-            slo: if self.is_accepted(key) { Slo::default() } else { self.slo },
-            accepted: self.is_accepted(key),
+            slo: if self.is_admitted(key) { Slo::default() } else { self.slo },
+            is_admitted: self.is_admitted(key),
             waited,
             max_wait: None,
             priority: self.priority,
             bypass_cache: self.bypasses_cache() && output_tokens == 0,
             exclude,
             // If one of those is lost, the policy finds who holds most.
-            beside: if key.attempt.0 == 0 { &self.beside } else { &[] },
+            first_completion_nodes: if key.attempt.0 == 0 { &self.first_completion_nodes } else { &[] },
             output_tokens,
         }
     }
@@ -128,7 +128,7 @@ impl RequestJob {
             partial_prefill_tokens: 0,
             fetch: None,
             salt: Arc::from([]),
-            terms: QueueTerms::default(),
+            terms: QueueOrdering::default(),
         }
     }
 }

@@ -10,7 +10,9 @@ use std::time::Instant;
 
 use baton_types::{Attempt, FetchReport, KvTransfer, NodeId, PrefillEvent, RequestKey};
 
-use super::{Attempted, BookEntry, MigrationAssignment, RequestCore, RequestEffect, RequestEvent, RequestNote, State};
+use super::{
+    Attempted, LedgerEntry, MigrationAssignment, RequestCore, RequestEffect, RequestEvent, RequestNote, State,
+};
 use crate::ledger::NodeStart;
 
 /// How often other nodes are asked to take one request off a decode node.
@@ -52,7 +54,7 @@ impl Migrations {
 
 impl RequestCore {
     /// The request's decode node would rather have it go on elsewhere.
-    pub(super) fn on_offered(&mut self, output_tokens: u32) {
+    pub(super) fn on_migration_requested(&mut self, output_tokens: u32) {
         let is_free = self.migrations.tries < MAX_TRIES
             && self.timeline.migrations < MAX_MIGRATIONS
             && self.migrations.asking.is_none();
@@ -94,7 +96,7 @@ impl RequestCore {
             }
             RequestEvent::Prefill(PrefillEvent::Failed(refused)) => self.on_migration_failed(&refused.message),
             // It has nothing else to say before.
-            RequestEvent::Prefill(_) | RequestEvent::Decode(_) | RequestEvent::Offered(_) => {}
+            RequestEvent::Prefill(_) | RequestEvent::Decode(_) | RequestEvent::MigrationRequested(_) => {}
         }
     }
 
@@ -113,7 +115,7 @@ impl RequestCore {
         let key = RequestKey { request: self.job.request, attempt: asked.attempt };
         let node = asked.to.0.clone();
         self.state = State::Decoding;
-        self.book(key, BookEntry::Ended);
+        self.book(key, LedgerEntry::Ended);
         self.effects.push_back(RequestEffect::Abort { node, key });
     }
 
@@ -140,7 +142,7 @@ impl RequestCore {
     /// The other node has it, and has fetched so much of it.
     pub(super) fn on_kv_fetched(&mut self, report: FetchReport) {
         if let Some(Attempted { key, .. }) = &self.attempted {
-            self.book(*key, BookEntry::Fetched { way: None, report: report.clone() });
+            self.book(*key, LedgerEntry::Fetched { way: None, report: report.clone() });
         }
         let migrated = &mut self.timeline.migrated;
         *migrated = KvTransfer {

@@ -40,7 +40,7 @@ use baton_types::{
 use crate::ledger::NodeStart;
 use crate::placement::{Placement, PlacementRequest, Refusal};
 
-pub use baton_types::{Assignment, BookEntry, MigrationAssignment};
+pub use baton_types::{Assignment, LedgerEntry, MigrationAssignment};
 pub use effect::{RequestEffect, RequestError, RequestNote};
 pub use job::RequestJob;
 pub use order::OutputToken;
@@ -77,7 +77,7 @@ pub enum RequestEvent {
     Decode(DecodeEvent),
     /// The decode node would rather have it go on at another one. All of its output so far, so many
     /// tokens, was sent before.
-    Offered(u32),
+    MigrationRequested(u32),
 }
 
 /// Where a request stands.
@@ -228,7 +228,7 @@ impl RequestCore {
     }
 
     /// Whether it was taken in: from then on it is served, or ends with an error of its own.
-    pub fn is_accepted(&self) -> bool {
+    pub fn is_admitted(&self) -> bool {
         self.attempted.is_some()
     }
 
@@ -326,7 +326,8 @@ impl RequestCore {
         let waited = now.saturating_duration_since(self.arrived);
         let is_held = waited <= self.limits.stall_timeout;
         // What was taken in with another answer waits for room as long as the request may take.
-        let room = Some(RECOVERY_POLL).filter(|_| !self.job.beside.is_empty() && refusal.kind != ErrorKind::Invalid);
+        let room = Some(RECOVERY_POLL)
+            .filter(|_| !self.job.first_completion_nodes.is_empty() && refusal.kind != ErrorKind::Invalid);
         match refusal.hold.filter(|_| is_held).or(room) {
             Some(hold) => {
                 if !std::mem::replace(&mut self.was_held, true) {
@@ -410,7 +411,7 @@ impl RequestCore {
     /// A node said something about an attempt. What is about an attempt that is over is ignored:
     /// what was on its way when it failed must not fail the next one.
     pub fn on_event(&mut self, now: Instant, attempt: Attempt, event: RequestEvent) {
-        if !matches!(event, RequestEvent::Offered(_)) && self.is_heard(attempt) {
+        if !matches!(event, RequestEvent::MigrationRequested(_)) && self.is_heard(attempt) {
             self.heard = now;
         }
         match &self.state {
@@ -419,7 +420,7 @@ impl RequestCore {
             _ => match event {
                 RequestEvent::Prefill(event) => self.on_prefill(now, event),
                 RequestEvent::Decode(event) => self.on_decode(now, event),
-                RequestEvent::Offered(output_tokens) => self.on_offered(output_tokens),
+                RequestEvent::MigrationRequested(output_tokens) => self.on_migration_requested(output_tokens),
             },
         }
     }
@@ -499,7 +500,7 @@ impl RequestCore {
         if let Some(to) =
             placement.decode.clone().filter(|_| placement.partial_prefill_tokens == 0 && transfer.bytes > 0)
         {
-            self.book(*key, BookEntry::Pushed { to, transfer: transfer.clone() });
+            self.book(*key, LedgerEntry::Pushed { to, transfer: transfer.clone() });
         }
     }
 
@@ -545,7 +546,7 @@ impl RequestCore {
             if self.output.len() == 0 && token.finish.is_none() && !first_token_delay.is_zero() {
                 self.first_token_due = Some(now + first_token_delay);
             }
-            self.book(key, BookEntry::FirstToken);
+            self.book(key, LedgerEntry::FirstToken);
         }
         self.on_token(now, self.first_index(), token);
     }
@@ -622,7 +623,7 @@ impl RequestCore {
         // What a node found on its own SSD says nothing of the way between nodes.
         let fetch = placement.fetch.as_ref().filter(|_| report.transport != FetchReport::SSD);
         let way = fetch.map(|fetch| (fetch.from.clone(), placement.prefill.clone()));
-        self.book(*key, BookEntry::Fetched { way, report: report.clone() });
+        self.book(*key, LedgerEntry::Fetched { way, report: report.clone() });
         if let Some(refused) = report.failure {
             return self.note(RequestNote::FetchFailed(refused));
         }
@@ -660,8 +661,8 @@ impl RequestCore {
         if let Some(other) = &other {
             attempted.placement.decode = Some(other.clone());
             // They were of the other node.
-            attempted.placement.estimated_tbt = None;
-            attempted.placement.estimated_exposed = None;
+            attempted.placement.predicted_tbt = None;
+            attempted.placement.predicted_exposed = None;
             attempted.since = now;
             attempted.starts.retain(|(node, _)| node != from);
             attempted.starts.push((other.clone(), decode.generation));
@@ -685,7 +686,7 @@ impl RequestCore {
     /// The conductor takes nothing new: who waits in the admission queue is sent away.
     pub fn on_draining(&mut self, now: Instant) {
         // One that was taken in with another answer is part of what runs.
-        if matches!(self.state, State::Queued { .. }) && self.job.beside.is_empty() {
+        if matches!(self.state, State::Queued { .. }) && self.job.first_completion_nodes.is_empty() {
             self.end(now, Err(RequestError::GoingDown));
         }
     }
@@ -734,7 +735,7 @@ impl RequestCore {
             && placement.decode.is_some()
         {
             // If one token was asked for, its number says nothing of answers.
-            self.book(*key, BookEntry::Finished { output_tokens: self.output.len() });
+            self.book(*key, LedgerEntry::Finished { output_tokens: self.output.len() });
         }
         if is_running {
             // A stop string ends the output while the decode node goes on.
@@ -742,7 +743,7 @@ impl RequestCore {
             self.end_attempt(!is_done);
         } else {
             // Who waits in the admission queue is in the books as one who waits.
-            self.book(self.next_key(), BookEntry::Ended);
+            self.book(self.next_key(), LedgerEntry::Ended);
         }
         self.timeline.total = now.saturating_duration_since(self.arrived);
         if self.attempted.is_none() {
@@ -759,15 +760,15 @@ impl RequestCore {
         let nodes = placement.nodes();
         if let Some(asking) = self.migrations.take_asking() {
             // Whatever the answer is, it comes before this to those who answer, and too late here.
-            self.book(asking, BookEntry::Ended);
+            self.book(asking, LedgerEntry::Ended);
         }
-        self.book(key, BookEntry::Ended);
+        self.book(key, LedgerEntry::Ended);
         if abort {
             self.effects.extend(nodes.into_iter().map(|node| RequestEffect::Abort { node, key }));
         }
     }
 
-    fn book(&mut self, key: RequestKey, entry: BookEntry) {
+    fn book(&mut self, key: RequestKey, entry: LedgerEntry) {
         self.effects.push_back(RequestEffect::Book { key, entry });
     }
 

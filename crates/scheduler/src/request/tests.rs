@@ -5,7 +5,7 @@ mod random;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use baton_types::{ConductorId, Generation, QueueTerms, RequestId, SamplingParams, Slo, TokenId, Ttft};
+use baton_types::{ConductorId, Generation, QueueOrdering, RequestId, SamplingParams, Slo, TokenId, Ttft};
 
 use super::recovery::RECOVERY_PATIENCE;
 use super::*;
@@ -31,7 +31,7 @@ fn job(max_tokens: u32) -> RequestJob {
         slo: Slo::default(),
         timeout: Duration::from_secs(3600),
         priority: 0,
-        beside: Vec::new(),
+        first_completion_nodes: Vec::new(),
     }
 }
 
@@ -41,13 +41,13 @@ fn to(prefill: &str, decode: &str) -> Assignment {
         partial_prefill_tokens: 0,
         fetch: None,
         decode: Some(id(decode)),
-        terms: QueueTerms::default(),
+        terms: QueueOrdering::default(),
         first_token_delay: Duration::ZERO,
-        estimated_ttft: Ttft(MS),
-        estimated_tbt: None,
+        predicted_ttft: Ttft(MS),
+        predicted_tbt: None,
         matched_tokens: 0,
-        estimated_exposed: None,
-        estimated_output_tokens: 1.0,
+        predicted_exposed: None,
+        predicted_output_tokens: 1.0,
     };
     let target = DecodeTarget { node: id(decode), generation: Generation(1), address: String::new(), tbt: None };
     Assignment { placement, target: Some(target), source: None, starts: vec![start(prefill), start(decode)] }
@@ -161,7 +161,7 @@ impl Shell {
                 RequestEffect::Place { key, .. } | RequestEffect::PlaceMigration { to: key, .. } => {
                     self.open.insert(key.attempt);
                 }
-                RequestEffect::Book { key, entry: BookEntry::Ended } => {
+                RequestEffect::Book { key, entry: LedgerEntry::Ended } => {
                     self.open.remove(&key.attempt);
                 }
                 RequestEffect::End(outcome) => {
@@ -212,7 +212,7 @@ fn request_past_its_timeout_is_aborted_at_its_nodes() {
     });
     assert_eq!(
         job.unwrap().terms.timeout,
-        Duration::ZERO.max(QueueTerms::default().timeout.min(Duration::from_secs(15)))
+        Duration::ZERO.max(QueueOrdering::default().timeout.min(Duration::from_secs(15)))
     );
     shell.tell(0, first(1));
     shell.tell(0, handed_off());
@@ -238,7 +238,7 @@ fn request_runs_from_placement_to_its_last_token() {
     assert!(matches!(&shell.take()[..], [RequestEffect::Place { exclude, .. }] if exclude.is_empty()));
     shell.answer(Ok(to("p0", "d0")));
     assert_eq!(submitted(&shell.take()), ["p0"]);
-    assert!(shell.core.is_accepted());
+    assert!(shell.core.is_admitted());
     shell.tell(0, first(10));
     shell.tell(0, handed_off());
     shell.tell(0, token(1, 11, None));
@@ -248,8 +248,8 @@ fn request_runs_from_placement_to_its_last_token() {
             last[..],
             [
                 ..,
-                RequestEffect::Book { entry: BookEntry::Finished { output_tokens: 3 }, .. },
-                RequestEffect::Book { entry: BookEntry::Ended, .. },
+                RequestEffect::Book { entry: LedgerEntry::Finished { output_tokens: 3 }, .. },
+                RequestEffect::Book { entry: LedgerEntry::Ended, .. },
                 RequestEffect::End(Ok(FinishReason::Length))
             ]
         ),
@@ -505,7 +505,7 @@ fn request_waits_in_admission_queue_while_there_may_be_room() {
     for _ in 0..3 {
         shell.answer(Err(refusal(Some(50 * MS))));
         shell.take();
-        assert!(!shell.core.is_accepted() && shell.core.next_wakeup() == Some(shell.now + 50 * MS));
+        assert!(!shell.core.is_admitted() && shell.core.next_wakeup() == Some(shell.now + 50 * MS));
         assert!(shell.pass(49 * MS).is_empty());
         assert!(matches!(shell.pass(MS)[..], [RequestEffect::Place { .. }]));
     }
@@ -543,7 +543,7 @@ fn stalled_request_is_ended_despite_migration_offers() {
     shell.pass(20_000 * MS);
     shell.tell(0, first(10));
     shell.pass(29_000 * MS);
-    shell.tell(0, RequestEvent::Offered(1));
+    shell.tell(0, RequestEvent::MigrationRequested(1));
     assert_eq!(shell.ended, None);
     shell.pass(1_000 * MS);
     assert_eq!(shell.ended, Some(Err(RequestError::Stalled(LIMITS.stall_timeout))));
@@ -554,10 +554,10 @@ fn stalled_request_is_ended_despite_migration_offers() {
 fn request_migrates_once_the_new_decode_node_has_its_blocks() {
     let mut shell = Shell::placed(job(6));
     shell.tell(0, first(10));
-    assert!(shell.tell(0, RequestEvent::Offered(1)).is_empty(), "the prefill node is not done");
+    assert!(shell.tell(0, RequestEvent::MigrationRequested(1)).is_empty(), "the prefill node is not done");
     shell.tell(0, handed_off());
-    assert!(shell.tell(0, RequestEvent::Offered(2)).is_empty(), "not all tokens are here");
-    let asked = shell.tell(0, RequestEvent::Offered(1));
+    assert!(shell.tell(0, RequestEvent::MigrationRequested(2)).is_empty(), "not all tokens are here");
+    let asked = shell.tell(0, RequestEvent::MigrationRequested(1));
     assert!(matches!(asked[..], [RequestEffect::PlaceMigration { to, tokens: 4, .. }] if to.attempt == Attempt(1)));
     let to_d1 = || Some(MigrationAssignment { to: start("d1"), source: None });
     shell.answer_migration(1, to_d1());
@@ -565,10 +565,10 @@ fn request_migrates_once_the_new_decode_node_has_its_blocks() {
     shell.tell(0, token(1, 11, None));
     shell.tell(1, RequestEvent::Prefill(PrefillEvent::Failed(unavailable())));
     assert_eq!(shell.aborted(), [("d1".to_owned(), 1)], "it stays");
-    let asked = shell.tell(0, RequestEvent::Offered(2));
+    let asked = shell.tell(0, RequestEvent::MigrationRequested(2));
     assert!(matches!(&asked[..], [RequestEffect::PlaceMigration { exclude, .. }] if *exclude == [id("d1")]));
     shell.answer_migration(2, None);
-    let asked = shell.tell(0, RequestEvent::Offered(2));
+    let asked = shell.tell(0, RequestEvent::MigrationRequested(2));
     assert!(matches!(&asked[..], [RequestEffect::PlaceMigration { exclude, .. }] if exclude.is_empty()), "asked again");
     shell.answer_migration(3, to_d1());
     shell.take();
@@ -587,7 +587,7 @@ fn migration_target_goes_on_if_the_source_node_fails() {
     let mut shell = Shell::placed(job(6));
     shell.tell(0, first(10));
     shell.tell(0, handed_off());
-    shell.tell(0, RequestEvent::Offered(1));
+    shell.tell(0, RequestEvent::MigrationRequested(1));
     shell.answer_migration(1, Some(MigrationAssignment { to: start("d1"), source: None }));
     shell.take();
     shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::GivenUp);
@@ -603,7 +603,7 @@ fn request_is_not_accepted_if_its_node_is_unreachable() {
     assert!(
         matches!(asked.last(), Some(RequestEffect::Place { key, exclude, .. }) if key.attempt == Attempt(0) && *exclude == [id("p0")])
     );
-    assert!(!shell.core.is_accepted());
+    assert!(!shell.core.is_admitted());
     shell.answer(Err(refusal(None)));
     shell.take();
     assert!(matches!(shell.ended, Some(Err(RequestError::Refused(_)))));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use baton_kv_cache::BlockHasher;
 use baton_types::{
     ConductorId, DecodeEvent, ErrorKind, FinishReason, Generation, GrantId, GrantReply, GrantRequest, Handoff,
-    ModelFingerprint, NodeId, PrefillEvent, PrefillJob, QueueTerms, Refused, RequestKey, SamplingParams, TokenId,
+    ModelFingerprint, NodeId, PrefillEvent, PrefillJob, QueueOrdering, Refused, RequestKey, SamplingParams, TokenId,
 };
 
 use super::engine::{key, model};
@@ -176,7 +176,7 @@ fn sequence_runs_once_bytes_and_handoff_arrive_in_either_order() {
         let mut node = Node::new(config(20));
         let prompt = tokens(10);
         let reply = node.ask(grant_request(0, &prompt, 4)).unwrap();
-        assert_eq!((reply.held_blocks, reply.blocks.len()), (0, 3));
+        assert_eq!((reply.cached_blocks, reply.blocks.len()), (0, 3));
         if bytes_first {
             node.arrive(reply.grant, 0, 3);
             node.hand_off(handoff(0, &prompt, 4, reply.grant, 3)).unwrap();
@@ -252,7 +252,7 @@ fn next_turn_finds_prompt_and_answer_in_prefix_cache() {
     let mut next: Vec<_> = tokens(6);
     next.extend([40, 41, 41, 41, 41, 41, 41, 41, 3, 3]);
     let reply = node.ask(grant_request(1, &next, 4)).unwrap();
-    assert_eq!((reply.held_blocks, reply.blocks.len()), (3, 1));
+    assert_eq!((reply.cached_blocks, reply.blocks.len()), (3, 1));
     assert_eq!((node.core.load().prefix_queries, node.core.load().prefix_hits), (22, 12));
     let mut events = Vec::new();
     while let Some(batch) = node.core.drain_kv_events(2) {
@@ -495,7 +495,7 @@ pub(super) fn submitted(n: u64, prompt: &[TokenId], max_tokens: u32) -> PrefillJ
         partial_prefill_tokens: 0,
         fetch: None,
         salt: Arc::from([]),
-        terms: QueueTerms::default(),
+        terms: QueueOrdering::default(),
     }
 }
 
@@ -618,7 +618,7 @@ fn grant_request_waits_for_room_and_is_refused_in_time() {
         .effects
         .iter()
         .filter_map(|effect| match effect {
-            DecodeEffect::OpenGrant { key, reply, .. } => Some((*key, reply.held_blocks)),
+            DecodeEffect::OpenGrant { key, reply, .. } => Some((*key, reply.cached_blocks)),
             _ => None,
         })
         .collect();
@@ -732,7 +732,7 @@ fn blocks_of_other_kv_class_are_neither_reused_nor_cached() {
     assert_eq!(node.core.load().blocks_cached, 2);
     let ask = |n| GrantRequest { is_other_class: true, ..grant_request(n, &tokens(9), 9) };
     let reply = node.ask(ask(1)).unwrap();
-    assert_eq!((reply.held_blocks, reply.blocks.len()), (0, 3), "all of it has to come");
+    assert_eq!((reply.cached_blocks, reply.blocks.len()), (0, 3), "all of it has to come");
     node.hand_off(handoff(1, &tokens(9), 9, reply.grant, 3)).unwrap();
     node.arrive(reply.grant, 1, 3);
     assert_eq!(node.fence(), 1);
@@ -742,5 +742,5 @@ fn blocks_of_other_kv_class_are_neither_reused_nor_cached() {
     }
     assert!(node.core.is_idle());
     assert_eq!(node.core.load().blocks_cached, 2, "nor is what was generated from it");
-    assert_eq!(node.ask(grant_request(2, &tokens(9), 9)).unwrap().held_blocks, 2, "its own are as they were");
+    assert_eq!(node.ask(grant_request(2, &tokens(9), 9)).unwrap().cached_blocks, 2, "its own are as they were");
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_types::{
     BlockHash, BlockId, ErrorKind, FetchReport, FetchSource, Generation, LeaseReply, LeaseRequest, PrefillEvent,
-    PrefillJob, QueueTerms, RequestKey,
+    PrefillJob, QueueOrdering, RequestKey,
 };
 
 use super::engine::{key, target};
@@ -15,7 +15,7 @@ use crate::{FetchedBytes, LeaseEffect, PrefillEffect};
 /// A job whose first `tokens` tokens another node holds, and whose compute should take `compute`.
 fn fetching(n: u64, prompt: std::ops::Range<u32>, max_tokens: u32, tokens: u32, compute: Duration) -> PrefillJob {
     let source = FetchSource { node: target().node, generation: Generation(1), address: String::new(), tokens };
-    let terms = QueueTerms { compute, ..QueueTerms::default() };
+    let terms = QueueOrdering { compute, ..QueueOrdering::default() };
     PrefillJob { fetch: Some(source), terms, ..job(n, prompt, max_tokens) }
 }
 

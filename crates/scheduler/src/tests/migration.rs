@@ -13,7 +13,7 @@ use crate::{DecodeConfig, DecodeEffect, FetchedBytes, LeaseEffect};
 impl Node {
     fn offers(&mut self) -> Vec<(RequestKey, u32)> {
         let offer = |effect: &DecodeEffect| match effect {
-            DecodeEffect::Offer { key, output_tokens, .. } => Some((*key, *output_tokens)),
+            DecodeEffect::RequestMigration { key, output_tokens, .. } => Some((*key, *output_tokens)),
             _ => None,
         };
         let found = self.effects.iter().filter_map(offer).collect();
@@ -49,14 +49,14 @@ fn preempted_sequence_is_offered_for_migration_until_it_has_left() {
     }
     let offered = node.offers();
     assert_eq!((offered.len(), offered[0].0), (1, key(1)));
-    assert!(!node.core.load().takes_sequences);
+    assert!(!node.core.load().accepts_migrations);
     node.after(MS, |core, now| core.on_wakeup(now));
     assert_eq!(node.offers(), []);
     node.wake();
     assert_eq!(node.offers(), offered, "it waits still");
     node.after(MS, |core, now| core.on_abort(now, key(1)));
     node.finish(&plan, 41);
-    assert_eq!((node.core.load().waiting, node.core.load().takes_sequences), (0, true));
+    assert_eq!((node.core.load().waiting, node.core.load().accepts_migrations), (0, true));
     let _ = node.run();
     assert!(node.core.is_idle() && node.core.next_wakeup().is_none());
 }

@@ -24,7 +24,7 @@ fn partial_prefill_job(n: u64) -> PrefillJob {
 
 fn grant(node: &mut PrefillNode, blocks: std::ops::Range<u32>, partial_prefill_tokens: u32) {
     let blocks = blocks.map(BlockId).collect();
-    let reply = GrantReply { grant: GrantId(9), held_blocks: 0, blocks, partial_prefill_tokens };
+    let reply = GrantReply { grant: GrantId(9), cached_blocks: 0, blocks, partial_prefill_tokens };
     node.after(MS, |core, now| core.on_grant_reply(now, key(0), Ok(reply)));
 }
 
@@ -288,7 +288,7 @@ fn invalid_partial_prefill_is_declined_and_handoff_must_match() {
     node.admit(7, &prompt, 5);
     assert_eq!(node.run().len(), 4);
     let reply = ask(&mut node, 8, 10, false);
-    assert_eq!((reply.partial_prefill_tokens, reply.held_blocks), (0, 5));
+    assert_eq!((reply.partial_prefill_tokens, reply.cached_blocks), (0, 5));
 }
 
 #[test]

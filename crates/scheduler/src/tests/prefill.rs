@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_types::{
     BlockId, ConductorId, DecodeTarget, ErrorKind, FinishReason, Generation, GrantId, GrantReply, Load, NodeId,
-    PrefillEvent, PrefillJob, QueueTerms, Refused, RequestKey, Reselect, SamplingParams, TokenId,
+    PrefillEvent, PrefillJob, QueueOrdering, Refused, RequestKey, Reselect, SamplingParams, TokenId,
 };
 
 use super::engine::{key, model, target};
@@ -44,7 +44,7 @@ pub(super) fn job(n: u64, tokens: impl IntoIterator<Item = TokenId>, max_tokens:
         partial_prefill_tokens: 0,
         fetch: None,
         salt: Arc::from([]),
-        terms: QueueTerms::default(),
+        terms: QueueOrdering::default(),
     }
 }
 
@@ -141,10 +141,10 @@ impl Node {
         self.effects.clear();
     }
 
-    pub(super) fn grant(&mut self, of: u64, held_blocks: u32, blocks: std::ops::Range<u32>) {
+    pub(super) fn grant(&mut self, of: u64, cached_blocks: u32, blocks: std::ops::Range<u32>) {
         let reply = GrantReply {
             grant: GrantId(9),
-            held_blocks,
+            cached_blocks,
             blocks: blocks.map(BlockId).collect(),
             partial_prefill_tokens: 0,
         };
@@ -211,7 +211,7 @@ fn prefill_queue_serves_priorities_first_then_in_fcfs_order() {
     let mut node = Node::new(PrefillConfig { max_sequences_per_chunk: 1, ..config() });
     node.submit(job(0, 0..16, 1));
     for (n, priority) in [(1, 0), (2, 5), (3, 0), (4, 5)] {
-        node.submit(PrefillJob { terms: QueueTerms { priority, ..QueueTerms::default() }, ..job(n, 0..16, 1) });
+        node.submit(PrefillJob { terms: QueueOrdering { priority, ..QueueOrdering::default() }, ..job(n, 0..16, 1) });
     }
     let mut order = Vec::new();
     for _ in 0..5 {

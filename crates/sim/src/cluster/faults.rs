@@ -41,7 +41,7 @@ impl World<'_> {
         let wire = &mut self.wire;
         match fault {
             FaultKind::Kill => self.end_process(node),
-            FaultKind::Hang => {
+            FaultKind::Pause => {
                 let hung_until = &mut self.nodes[node].hung_until;
                 *hung_until = (now + lasts).max(*hung_until);
             }

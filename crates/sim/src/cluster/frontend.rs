@@ -108,7 +108,9 @@ impl Frontend {
                     self.on_event(wire, key, RequestEvent::Decode(event));
                 }
             }
-            Report::Offer(key, output_tokens) => self.on_event(wire, key, RequestEvent::Offered(output_tokens)),
+            Report::Offer(key, output_tokens) => {
+                self.on_event(wire, key, RequestEvent::MigrationRequested(output_tokens))
+            }
             Report::Kv(batch) => {
                 let index = self.cluster.index();
                 let name = &self.names[from.node];
@@ -253,8 +255,8 @@ impl Frontend {
             if !self.smooths {
                 placement.first_token_delay = Duration::ZERO;
             }
-            let ttft = waited + placement.estimated_ttft.0 + placement.first_token_delay;
-            live.predicted.get_or_insert((ttft, placement.estimated_tbt.map(|tbt| tbt.0)));
+            let ttft = waited + placement.predicted_ttft.0 + placement.first_token_delay;
+            live.predicted.get_or_insert((ttft, placement.predicted_tbt.map(|tbt| tbt.0)));
         }
         let assigned: Result<_, Refusal> = placed.map(|placement| self.cluster.assign(placement, wanted.slo.tbt));
         live.core.on_placed(now, key, assigned);

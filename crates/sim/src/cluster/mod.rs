@@ -331,7 +331,7 @@ impl<'a> World<'a> {
             slo,
             timeout: Duration::MAX,
             priority: 0,
-            beside: Vec::new(),
+            first_completion_nodes: Vec::new(),
         };
         self.frontend.on_request(&mut self.wire, request, job);
     }
@@ -362,7 +362,7 @@ impl<'a> World<'a> {
         record.computed_tokens = record.prompt_tokens - usage.cached_tokens.min(record.prompt_tokens);
         match outcome {
             Ok(_) => record.finished = Some(now),
-            Err(RequestError::Refused(_)) if !core.is_accepted() => record.rejected = true,
+            Err(RequestError::Refused(_)) if !core.is_admitted() => record.rejected = true,
             Err(RequestError::Aborted) => record.aborted = true,
             Err(error) => record.failed = Some(error.to_string()),
         }

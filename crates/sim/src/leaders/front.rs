@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_scheduler::{
-    Answer, Away, BookEntry, Candidate, Cluster, ClusterConfig, Desk, DeskEffect, Following, Grounds, Leadership,
+    Answer, Away, Candidate, Cluster, ClusterConfig, Desk, DeskEffect, Following, Grounds, Leadership, LedgerEntry,
     LinkId, Policies, PromptsAtDecode, RequestCore, RequestEffect, RequestJob, RequestKey, RequestLimits,
 };
 use baton_types::{
@@ -372,7 +372,7 @@ impl Front {
             slo: Slo::default(),
             timeout: Duration::from_secs(60),
             priority: 0,
-            beside: Vec::new(),
+            first_completion_nodes: Vec::new(),
         };
         let now = self.now(net);
         let core = RequestCore::new(now, now, job, RequestLimits::default());
@@ -498,7 +498,7 @@ impl Front {
                 }
                 RequestEffect::Book { key, entry } => {
                     self.desk.on_booked(now, key, &entry, cluster);
-                    if entry == BookEntry::Ended {
+                    if entry == LedgerEntry::Ended {
                         live.asked.take_if(|(asked, _)| *asked == key);
                     }
                 }
@@ -528,7 +528,7 @@ impl Front {
     ) {
         net.log.asked += 1;
         let before = live.asked.take();
-        assert!(before.is_none(), "a second question beside {before:?}");
+        assert!(before.is_none(), "a second question first_completion_nodes {before:?}");
         match answer {
             Some(answer) => {
                 net.log.decided(self.desk.term(), self.id);

@@ -137,7 +137,7 @@ impl Node {
 
     fn load(&self) -> Load {
         let running = self.jobs.len() as u32;
-        Load { running, blocks_total: 2000, takes_sequences: true, ..Load::default() }
+        Load { running, blocks_total: 2000, accepts_migrations: true, ..Load::default() }
     }
 
     pub(super) fn report(&self, wire: &mut Wire, starts: &[u64]) {
@@ -262,7 +262,12 @@ impl Node {
                     return None;
                 }
                 if wire.chance.below(40) == 0 {
-                    self.says(wire, to, starts, Says::Event(key, Box::new(RequestEvent::Offered(index + 1))));
+                    self.says(
+                        wire,
+                        to,
+                        starts,
+                        Says::Event(key, Box::new(RequestEvent::MigrationRequested(index + 1))),
+                    );
                 }
                 self.after(wire, 60, Work::Step(key, index + 1));
                 None

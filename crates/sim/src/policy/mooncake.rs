@@ -91,9 +91,9 @@ mod tests {
             priority: 0,
             bypass_cache: false,
             exclude: &[],
-            beside: &[],
+            first_completion_nodes: &[],
             output_tokens: 0,
-            accepted: false,
+            is_admitted: false,
         }
     }
 

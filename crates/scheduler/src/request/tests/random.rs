@@ -191,7 +191,7 @@ fn happen(shell: &mut Shell, rng: &mut Random, event: &str) {
         "last token" => token(index, 10 + index, Some(FinishReason::Length)),
         "decode node failed" => RequestEvent::Decode(DecodeEvent::Failed(unavailable())),
         "progress" => RequestEvent::Prefill(PrefillEvent::Progress { tokens: 1 }),
-        "offered" => RequestEvent::Offered(shell.delivered.len() as u32),
+        "offered" => RequestEvent::MigrationRequested(shell.delivered.len() as u32),
         "node lost" | "other node" | "prefill node lost" | "node silent" => {
             let placed = shell.core.placement();
             let node = match event {

@@ -64,7 +64,7 @@ impl Node {
             DecodeEffect::Lease(effect) => self.on_lease_effect(wire, effect),
             DecodeEffect::Tier(effect) => self.on_tier_effect(wire, effect),
             DecodeEffect::Emit { conductor: _, events } => wire.report(self.start, Report::Decode(events)),
-            DecodeEffect::Offer { conductor: _, key, output_tokens } => {
+            DecodeEffect::RequestMigration { conductor: _, key, output_tokens } => {
                 if self.migrates {
                     wire.report(self.start, Report::Offer(key, output_tokens));
                 }

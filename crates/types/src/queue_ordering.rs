@@ -5,7 +5,7 @@ use std::time::Duration;
 /// The terms on which a prompt waits in a prefill node's queue. The conductor fixes them at
 /// placement: what it plans with is what the node obeys. By default first come, first served.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct QueueTerms {
+pub struct QueueOrdering {
     /// Larger goes first; 0 is ordinary.
     pub priority: i32,
     /// How long others may arrive and pass it.
@@ -19,14 +19,14 @@ pub struct QueueTerms {
     pub compute: Duration,
 }
 
-impl QueueTerms {
-    /// [`QueueTerms::max_overtaken`] of a cluster, unless set otherwise.
+impl QueueOrdering {
+    /// [`QueueOrdering::max_overtaken`] of a cluster, unless set otherwise.
     pub const MAX_OVERTAKEN: Duration = Duration::from_secs(30);
-    /// [`QueueTerms::timeout`], unless set otherwise.
+    /// [`QueueOrdering::timeout`], unless set otherwise.
     pub const TIMEOUT: Duration = Duration::from_secs(60);
 }
 
-impl Default for QueueTerms {
+impl Default for QueueOrdering {
     fn default() -> Self {
         Self {
             priority: 0,
