@@ -111,8 +111,8 @@ def main():
         if error.code() not in ELSEWHERE:
             break
     retry_after = dict(error.trailing_metadata() or ()).get("retry-after")
-    hint = f"; come again after {retry_after} s" if retry_after else ""
-    print(f"{error.code().name}: {error.details()}{hint}", file=sys.stderr)
+    hint = f"; retry after {retry_after} s" if retry_after else ""
+    print(f"{chr(10) if shown.text else ''}{error.code().name}: {error.details()}{hint}", file=sys.stderr)
     return EXIT_STATUS.get(error.code(), 1)
 
 

@@ -16,7 +16,7 @@ def ask(clients, messages):
     last = None
     for client in itertools.islice(itertools.cycle(clients), 2 * len(clients)):
         try:
-            return client.chat.completions.create(model="", messages=messages, max_tokens=64, extra_headers={"Idempotency-Key": key})
+            return client.chat.completions.create(model="", messages=messages, max_tokens=64, temperature=0, extra_headers={"Idempotency-Key": key})
         except (openai.APIConnectionError, openai.InternalServerError) as error:
             last = error
     raise last

@@ -42,9 +42,11 @@ pub struct UpArgs {
     pub engine: String,
     /// Run N prefill nodes
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=64))]
+    #[arg(overrides_with = "prefill")]
     pub prefill: u32,
     /// Run M decode nodes
     #[arg(long, value_name = "M", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=64))]
+    #[arg(overrides_with = "decode")]
     pub decode: u32,
     /// Run N conductors, one of them the leader; several need --etcd. Each takes the ports after
     /// those of the one before

@@ -351,7 +351,7 @@ mod tests {
     #[test]
     fn every_up_flag_and_setting_reaches_its_role() {
         let plan = plan(
-            "--engine mock --prefill 2 --decode 1 --grpc 127.0.0.1:0 --http 127.0.0.1:0 --grace 3 \
+            "--engine mock --prefill 3 --decode 2 --prefill 2 --decode 1 --grpc 127.0.0.1:0 --http 127.0.0.1:0 --grace 3 \
              --set conductor.max_wait_ms=off --set node.kv_dtype=f32 --set prefill.chunk_tokens=64 \
              --set decode.max_running=2",
             Some("/ignored/by/mock"),
@@ -359,7 +359,7 @@ mod tests {
         let plan = plan.unwrap();
         assert_eq!(
             line(&plan.conductors[0]),
-            "--engine mock --grace-s 3 --log warn --max-wait-ms=off --grpc 127.0.0.1:0 --http 127.0.0.1:0"
+            "--engine mock --grace-s 3 --log warn --kv-dtype=f32 --max-wait-ms=off --grpc 127.0.0.1:0 --http 127.0.0.1:0"
         );
         let lines: Vec<String> = plan.nodes.iter().map(line).collect();
         let node = "--engine mock --grace-s 3 --log warn --name";

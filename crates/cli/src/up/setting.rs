@@ -9,6 +9,8 @@ use super::plan::{Role, Spec};
 use crate::error::CliError;
 
 const FLAG: &str = "--set";
+/// Settings in which nodes must agree with their conductor, which refuses other ones.
+const SHARED: [&str; 3] = ["block_tokens", "kv_dtype", "model_name"];
 
 /// A setting of all processes of some roles. They check the key and the value.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +38,7 @@ impl FromStr for RoleSetting {
             "conductor" => &[Role::Conductor],
             "prefill" => &[Role::Prefill],
             "decode" => &[Role::Decode],
+            "node" if SHARED.contains(&key) => &[Role::Conductor, Role::Prefill, Role::Decode],
             "node" => &[Role::Prefill, Role::Decode],
             _ => return Err(NotASetting),
         };
@@ -91,6 +94,13 @@ mod tests {
         assert_eq!(given(Role::Prefill, &settings).unwrap(), "--json --cache-blocks=7");
         assert_eq!(given(Role::Decode, &settings).unwrap(), "--json --cache-blocks=9");
         assert_eq!(given(Role::Conductor, &settings).unwrap(), "--json --cors-origins=http://a.b=c");
+    }
+
+    #[test]
+    fn setting_that_nodes_share_with_the_conductor_reaches_all() {
+        for role in [Role::Conductor, Role::Prefill, Role::Decode] {
+            assert_eq!(given(role, &["node.kv_dtype=int8"]).unwrap(), "--json --kv-dtype=int8");
+        }
     }
 
     #[test]
