@@ -209,7 +209,7 @@ fn load_command_shows_load_once_or_repeatedly() {
     let fake = Fake::start();
     let (output, out, err) = run(&fake, &["load"]);
     assert!(output.status.success(), "{err}");
-    assert!(out.starts_with("PREFILL") && out.contains("prefill-0") && out.contains("ESTIMATE"), "{out}");
+    assert!(out.starts_with("PREFILL") && out.contains("prefill-0") && out.contains("QUANTITY"), "{out}");
     let (_, out, _) = run(&fake, &["load", "--json"]);
     let json: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((out.lines().count(), &json["prefill"][0]["pending"]), (1, &3.into()));

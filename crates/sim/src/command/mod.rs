@@ -103,11 +103,11 @@ mod tests {
         for part in ["small.jsonl: 60 requests", "llama3-70b-a800", "seed 7, jitter 2 s", "met, 0 late", "TTFT floor"] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        let text = answer_of("--cache-blocks 1 --max-wait-ms off --fault-every 5 --fault hang", false);
+        let text = answer_of("--cache-blocks 1 --max-wait-ms off --fault-every 5 --fault pause", false);
         for part in [
-            "max_wait_ms off, cache_blocks 1, fault_every_s 5.0, fault hang",
+            "max_wait_ms off, cache_blocks 1, fault_every_s 5.0, fault pause",
             "nothing was completed",
-            "faults        hang ",
+            "faults        pause ",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
