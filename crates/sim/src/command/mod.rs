@@ -103,15 +103,16 @@ mod tests {
         for part in ["small.jsonl: 60 requests", "llama3-70b-a800", "seed 7, jitter 2 s", "met, 0 late", "TTFT floor"] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        let text = answer_of("--cache-blocks 1 --max-wait-ms off --fault-every 5 --fault pause", false);
+        let text =
+            answer_of("--cache-blocks 1 --decode-blocks 1 --max-wait-ms off --fault-every 5 --fault pause", false);
         for part in [
-            "max_wait_ms off, cache_blocks 1, fault_every_s 5.0, fault pause",
+            "max_wait_ms off, cache_blocks 1, decode_blocks 1, fault_every_s 5.0, fault pause",
             "nothing was completed",
             "faults        pause ",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        assert!(json_of("--cache-blocks 1")["ttft_mean_s"].is_null());
+        assert!(json_of("--cache-blocks 1 --decode-blocks 1")["ttft_mean_s"].is_null());
         let table = answer_of("--compare pairs --curve 1:2:1", false);
         assert_eq!(table.lines().filter(|line| line.starts_with("mooncake + predictive")).count(), 2, "{table}");
     }
