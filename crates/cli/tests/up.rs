@@ -165,7 +165,7 @@ fn up_ends_with_the_reason_if_a_role_cannot_start() {
     let scene = Scene::new();
     scene.script("decode", "echo 'baton-decode: model: not a GGUF file' >&2; exit 2");
     let (status, out, err) = scene.up(&[]).end();
-    assert_eq!((status, out.as_str()), (Some(1), ""));
+    assert_eq!((status, out.as_str()), (Some(2), ""));
     let last = err.lines().last().unwrap();
     assert!(
         last.contains("decode-0 ended with status 2 before it was ready: baton-decode: model: not a GGUF file"),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use baton_proto::v1;
 use baton_runtime::{Signals, TaskSet};
+use baton_types::ErrorKind;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
@@ -131,12 +132,14 @@ impl Cluster {
     /// Takes one event. That a role ends is an error.
     async fn next_before_ready(&mut self) -> Result<(), CliError> {
         let Some(event) = self.events.recv().await else { return Ok(()) };
-        if let What::Died { reason, last_lines, .. } = &event.what {
+        if let What::Died { reason, is_refusal, last_lines, .. } = &event.what {
             self.console.done(&event.name);
             // After the error, clap says how to get help.
             let error = last_lines.iter().rev().find(|line| line.starts_with("error: "));
             let said = error.or(last_lines.last()).map_or_else(String::new, |said| format!(": {said}"));
-            return Err(CliError::Cluster(format!("{} {reason} before it was ready{said}", event.name)));
+            let message = format!("{} {reason} before it was ready{said}", event.name);
+            let refused = |message| CliError::Refused { kind: ErrorKind::Invalid, message, retry_after_s: None };
+            return Err(if *is_refusal { refused(message) } else { CliError::Cluster(message) });
         }
         self.note(event);
         Ok(())
@@ -246,7 +249,7 @@ impl Cluster {
                     console.say(&console.paint.green(&format!("{} is up again (pid {})", member.name, member.pid)));
                 }
             }
-            What::Died { reason, last_lines, restart_in } => {
+            What::Died { reason, last_lines, restart_in, .. } => {
                 member.ready = None;
                 console.done(&member.name);
                 let text =

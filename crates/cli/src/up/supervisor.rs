@@ -43,6 +43,8 @@ pub enum What {
     Died {
         /// Why.
         reason: String,
+        /// Its exit status says that a setting is wrong.
+        is_refusal: bool,
         /// The last that it said.
         last_lines: Vec<String>,
         /// When it is started again.
@@ -121,7 +123,9 @@ impl Supervisor {
             }
             let restart_in = self.backoff.delay(failures);
             failures += 1;
-            self.send(What::Died { reason: outcome.reason(), last_lines: self.log.take_tail(), restart_in }).await;
+            let reason = outcome.reason();
+            let is_refusal = outcome.is_refusal();
+            self.send(What::Died { reason, is_refusal, last_lines: self.log.take_tail(), restart_in }).await;
             let stopped = async { self.orders.wait_for(|order| *order > Order::Run).await.is_ok() };
             if tokio::time::timeout(restart_in, stopped).await.is_ok() {
                 return self.send(What::Ended(None)).await;
@@ -227,6 +231,10 @@ impl Outcome {
             Self::NotStarted(reason) => format!("could not be started: {reason}"),
             Self::Ended(status) => format!("ended with {}", process::describe(*status)),
         }
+    }
+
+    fn is_refusal(&self) -> bool {
+        matches!(self, Self::Ended(status) if status.code() == Some(2))
     }
 
     /// What is wrong with this as the end of a process that was asked to end.

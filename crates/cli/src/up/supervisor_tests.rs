@@ -79,7 +79,7 @@ async fn process_that_dies_is_restarted_with_growing_delay() {
     for _ in 0..4 {
         let (reason, lines, delay) = it
             .until(|what| match what {
-                What::Died { reason, last_lines, restart_in } => Some((reason, last_lines, restart_in)),
+                What::Died { reason, last_lines, restart_in, .. } => Some((reason, last_lines, restart_in)),
                 _ => None,
             })
             .await;
