@@ -3,6 +3,7 @@
 
 - Documents, help and metrics: the median sentence has at most 18 words, the 90th percentile at most 28.
 - No line of a document over 120 columns (tables aside), no comment in Rust or .proto over 100.
+- No `code` that breaks over two lines of a document: it cannot be copied.
 - None of the words below, in any of them or in a comment.
 """
 
@@ -65,6 +66,9 @@ def main():
         # Lines of code, too: an output that wraps cannot be read. Tables cannot be narrower.
         wide = [line for line in text.splitlines() if len(line) > 120 and not line.lstrip().startswith("|")]
         problems += [f"{name}: a line of {len(line)} columns: {line[:60]}..." for line in wide]
+        blocks = text.split("```")[::2]
+        broken = [line for block in blocks for line in block.splitlines() if line.count("`") % 2]
+        problems += [f"{name}: code that breaks over two lines: {line[-60:]}" for line in broken]
     for name in tracked("*.rs", "*.proto"):
         text = pathlib.Path(name).read_text()
         for about in helps(text):
