@@ -71,7 +71,7 @@ clients=$(scripts/python-clients.sh) && status=0 || status=$?
 if [[ $status == 0 ]]; then
   export BATON_PYTHON=$clients
 else
-  without '(test(/^official_clients::/) or test(=docs::grpc_page_snippets_run))' "the official clients cannot be had (the reason is above)"
+  without 'test(/^(official_clients::|docs::(grpc_page|http_api_page|quickstart)_snippets_run$)/)' "the official clients cannot be had (the reason is above)"
 fi
 filter='not test(/(^|::)other_process$/)'
 for need in "${needs[@]}"; do filter+=" and not $need"; done

@@ -6,6 +6,8 @@
 //! - `helm` is run by `helm/tests/test_pages.py`,
 //! - `syntax REASON` is not run. It must be the shell's language, and flags of Baton's binaries in
 //!   it must exist.
+//!
+//! Each block says what it is. Drawings, outputs and files are `text` or `yaml`, without commands.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -18,6 +20,9 @@ use baton_cluster_tests::{binary, model};
 const LEAST_PERCENT_RUN: usize = 80;
 /// Reasons for which a block is not run.
 const REASONS: [&str; 4] = ["needs-docker", "needs-kubernetes", "runs-this-test", "takes-minutes"];
+/// What a command of a document begins with.
+const COMMANDS: [&str; 11] =
+    ["$", "baton", "cargo", "curl", "helm", "import", "kubectl", "make", "pip", "python", "python3"];
 /// What the blocks are run with.
 ///
 /// `free ADDRESS` ends the job that serves there, and fails if another process does.
@@ -95,16 +100,24 @@ struct Block {
 
 fn blocks(markdown: &str) -> Vec<Block> {
     let mut blocks = Vec::new();
-    let mut open = None;
+    let (mut is_inside, mut open) = (false, None);
     for (line, text) in (1..).zip(markdown.lines()) {
         let Some(info) = text.trim_start().strip_prefix("```") else {
             if let Some(Block { text: block, .. }) = &mut open {
                 writeln!(block, "{text}").unwrap();
+            } else if is_inside {
+                let word = text.split_whitespace().next().unwrap_or_default();
+                assert!(!COMMANDS.contains(&word), "line {line}: a command that nothing runs: {text}");
             }
             continue;
         };
-        blocks.extend(open.take());
         let info = info.trim();
+        is_inside = !is_inside;
+        if !is_inside {
+            assert!(info.is_empty(), "line {line}: `{info}` at the end of a block");
+            blocks.extend(open.take());
+            continue;
+        }
         let reason = info.strip_prefix("sh syntax ").unwrap_or_default();
         let how = match info {
             "sh" => How::Run,
@@ -112,9 +125,8 @@ fn blocks(markdown: &str) -> Vec<Block> {
             "sh helm" => How::Helm,
             _ if REASONS.contains(&reason) => How::Syntax,
             other => {
-                // A drawing, or a fence that ends a block.
                 assert!(
-                    matches!(other, "" | "text" | "yaml"),
+                    matches!(other, "text" | "yaml"),
                     "line {line}: nothing runs a block of `{other}`; reasons: {REASONS:?}"
                 );
                 continue;
@@ -122,7 +134,7 @@ fn blocks(markdown: &str) -> Vec<Block> {
         };
         open = Some(Block { line, how, reason: reason.to_owned(), text: String::new() });
     }
-    assert!(open.is_none(), "a block without an end");
+    assert!(!is_inside, "a block without an end");
     blocks
 }
 
@@ -233,7 +245,7 @@ fn contributing_snippets_run() {
 }
 
 #[test]
-#[ignore = "needs a model: BATON_MODEL, and ports 7070 and 8080"]
+#[ignore = "needs the official clients: scripts/python-clients.sh, a model: BATON_MODEL, and ports 7070 and 8080"]
 fn http_api_page_snippets_run() {
     run("docs/api.md", &Place::Here);
 }
@@ -281,9 +293,25 @@ fn troubleshooting_page_snippets_run() {
 }
 
 #[test]
-#[ignore = "needs a model: BATON_MODEL, and the ports that it names"]
+#[ignore = "needs the official clients: scripts/python-clients.sh, a model: BATON_MODEL, and the ports that it names"]
 fn quickstart_snippets_run() {
     run("docs/quickstart.md", &Place::Here);
+}
+
+#[test]
+#[ignore = "needs a model: BATON_MODEL"]
+fn simulator_page_snippets_run() {
+    run("docs/internals/simulator.md", &Place::Here);
+}
+
+#[test]
+fn fence_without_language_and_command_in_text_block_are_refused() {
+    for wrong in ["```\nx\n```\n", "```text\nbaton nodes\n```\n", "```python\nx\n```\n", "```sh\nx\n"] {
+        assert!(std::panic::catch_unwind(|| blocks(wrong)).is_err(), "{wrong}");
+    }
+    let right = blocks("```text\nbaton-0 ready\n```\n\n```sh\nbaton nodes\n```\n");
+    assert_eq!(right.len(), 1, "{right:?}");
+    assert_eq!(right[0].text, "baton nodes\n");
 }
 
 /// A binary's `--help`, for these words behind it.
