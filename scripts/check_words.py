@@ -16,8 +16,8 @@ import sys
 FORBIDDEN = re.compile(
     r"front.?door|hand-?over|redirect|numerics|hit-density|\bseat|\b(?:some|no|any|every)body\b|\b(?:any|every|some)one\b|whoever|_microseconds_total", re.I
 )
-# Curl's and Kubernetes' redirects, and a call's name on the wire: processes of the version before know it by this.
-ALLOWED = re.compile(r"\bhost is redirected to\b|followRedirects|\brpc HandOver\b|\b(?:async fn |\.)hand_over\(")
+# Curl's and Kubernetes' redirects.
+ALLOWED = re.compile(r"\bhost is redirected to\b|followRedirects")
 NOT_OURS = re.compile(r"proptest-regressions/|^(docs/glossary\.md|scripts/check_words\.py|Cargo\.lock|helm/tests/schemas/)|/fixtures/")
 MEDIAN, P90 = 18, 28
 

@@ -67,13 +67,11 @@ fn admission_load(now: Instant, window_stats: &AdmissionStats) -> v1::AdmissionL
         kind: refusal.kind.as_str().into(),
         count: refusal.count,
     };
-    let refusals: Vec<_> = window_stats.last_refusals.iter().map(last_refusal).collect();
     v1::AdmissionLoad {
         admitted: window_stats.admitted,
         refused: window_stats.refused,
         queued: window_stats.queued,
-        last_refusal: refusals.first().cloned(),
-        refusals,
+        refusals: window_stats.last_refusals.iter().map(last_refusal).collect(),
         ..v1::AdmissionLoad::default()
     }
 }

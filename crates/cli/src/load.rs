@@ -83,16 +83,14 @@ fn admission(admission: Option<&v1::AdmissionLoad>) -> String {
     let v1::AdmissionLoad { policy, admitted, refused, queued, queued_now, .. } = admission;
     let counts =
         format!("admission  {policy}: {admitted} admitted, {refused} refused, {queued} queued, {queued_now} wait now");
-    // An older conductor tells the last one only.
-    let last = admission.last_refusal.iter().filter(|_| admission.refusals.is_empty());
-    let refusals = admission.refusals.iter().chain(last).map(refusal);
+    let refusals = admission.refusals.iter().map(refusal);
     std::iter::once(counts).chain(refusals).collect::<Vec<_>>().join("\n")
 }
 
 fn refusal(last: &v1::LastRefusal) -> String {
     let retry = last.retry_after_s.map(|after| format!("; retry in {}", seconds(after))).unwrap_or_default();
-    let kind = if last.kind.is_empty() { String::new() } else { format!(" ({}: {})", last.kind, last.count) };
-    format!("refused    {} ago: {}{retry}{kind}", seconds(last.age_s), last.message)
+    let v1::LastRefusal { kind, count, message, .. } = last;
+    format!("refused    {} ago: {message}{retry} ({kind}: {count})", seconds(last.age_s))
 }
 
 fn goodput(goodput: v1::Goodput) -> String {
@@ -121,9 +119,6 @@ fn to_json(load: &v1::ClusterLoadResponse) -> Value {
         })
     });
     let admission = load.admission.clone().unwrap_or_default();
-    let last_refusal = admission
-        .last_refusal
-        .map(|last| json!({ "age_s": last.age_s, "message": last.message, "retry_after_s": last.retry_after_s }));
     let refusals = admission.refusals.iter().map(|last| {
         json!({
             "kind": last.kind, "count": last.count, "age_s": last.age_s, "message": last.message,
@@ -144,8 +139,7 @@ fn to_json(load: &v1::ClusterLoadResponse) -> Value {
         "decode": decode.collect::<Vec<_>>(),
         "admission": {
             "policy": admission.policy, "admitted": admission.admitted, "refused": admission.refused,
-            "queued": admission.queued, "queued_now": admission.queued_now, "last_refusal": last_refusal,
-            "refusals": refusals,
+            "queued": admission.queued, "queued_now": admission.queued_now, "refusals": refusals,
         },
         "goodput": { "window_s": goodput.window_s, "ended": goodput.ended, "within": goodput.within, "aborted": goodput.aborted },
         "prediction_errors": estimates.collect::<Vec<_>>(),
@@ -193,7 +187,6 @@ mod tests {
             admitted: 9,
             refused: 2,
             queued: 1,
-            last_refusal: Some(last.clone()),
             refusals: vec![last, earlier],
             ..v1::AdmissionLoad::default()
         };
@@ -245,7 +238,7 @@ output    0  -          -         -      -          -";
             (&Value::Null, &Value::Null)
         );
         assert_eq!(
-            (&json["admission"]["last_refusal"]["message"], &json["goodput"]["within"]),
+            (&json["admission"]["refusals"][0]["message"], &json["goodput"]["within"]),
             (&json!("full"), &json!(30))
         );
     }

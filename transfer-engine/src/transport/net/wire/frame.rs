@@ -5,7 +5,7 @@ use bytes::{Buf, BufMut};
 
 use super::endpoint::{RdmaEndpoint, take_gid};
 use super::{
-    CHECKSUMS, MAX_FRAME_PAYLOAD, MAX_FRAME_SPANS, MAX_READ, PartId, Prefix, WireError, frame, kind, put_span,
+    MAX_FRAME_PAYLOAD, MAX_FRAME_SPANS, MAX_READ, PartId, Prefix, WireError, frame, kind, put_span,
     put_target, take_all, take_span, take_target,
 };
 use crate::grant::RemoteSpan;
@@ -147,7 +147,7 @@ pub(crate) fn put_copy(
     spans: &[SpanPair],
 ) {
     debug_assert!(spans.len() <= MAX_FRAME_SPANS);
-    frame(out, kind::COPY, 0, |out| {
+    frame(out, kind::COPY, |out| {
         put_target(out, target);
         out.put_u32(source.0);
         out.put_u32(slot);
@@ -171,14 +171,14 @@ pub(crate) fn put_check(out: &mut Vec<u8>, target: &Target, spans: &[SpanPair]) 
 
 fn put_spans(out: &mut Vec<u8>, kind: u8, target: &Target, spans: &[SpanPair]) {
     debug_assert!(spans.len() <= MAX_FRAME_SPANS);
-    frame(out, kind, 0, |out| {
+    frame(out, kind, |out| {
         put_target(out, target);
         spans.iter().for_each(|span| put_span(out, span.remote_offset, span.len));
     });
 }
 
 pub(crate) fn put_commit(out: &mut Vec<u8>, commit: &Commit) {
-    frame(out, kind::COMMIT, 0, |out| put_trailer(out, commit));
+    frame(out, kind::COMMIT, |out| put_trailer(out, commit));
 }
 
 fn put_trailer(out: &mut Vec<u8>, commit: &Commit) {
@@ -200,27 +200,27 @@ impl Frame {
                 debug_assert!(false, "made from a batch");
             }
             Self::Commit(commit) => put_commit(out, commit),
-            Self::Endpoint { device, endpoint } => frame(out, kind::ENDPOINT, 0, |out| {
+            Self::Endpoint { device, endpoint } => frame(out, kind::ENDPOINT, |out| {
                 out.put_slice(device);
                 endpoint.put(out);
             }),
-            Self::Expect(Expect { sequence, commit }) => frame(out, kind::EXPECT, 0, |out| {
+            Self::Expect(Expect { sequence, commit }) => frame(out, kind::EXPECT, |out| {
                 out.put_u32(*sequence);
                 put_trailer(out, commit);
             }),
-            Self::Open { grant, segment } => frame(out, kind::OPEN, 0, |out| {
+            Self::Open { grant, segment } => frame(out, kind::OPEN, |out| {
                 out.put_u64(grant.0);
                 out.put_u32(segment.0);
             }),
-            Self::Revoked { grant } => frame(out, kind::REVOKED, 0, |out| out.put_u64(grant.0)),
-            Self::Map { segment } => frame(out, kind::MAP, 0, |out| out.put_u32(segment.0)),
-            Self::Cancel { batch, grant } => frame(out, kind::CANCEL, 0, |out| {
+            Self::Revoked { grant } => frame(out, kind::REVOKED, |out| out.put_u64(grant.0)),
+            Self::Map { segment } => frame(out, kind::MAP, |out| out.put_u32(segment.0)),
+            Self::Cancel { batch, grant } => frame(out, kind::CANCEL, |out| {
                 out.put_u64(*batch);
                 out.put_u64(grant.0);
             }),
-            Self::Fence { connection } => frame(out, kind::FENCE, 0, |out| out.put_u64(*connection)),
-            Self::Slots { bytes } => frame(out, kind::SLOTS, 0, |out| out.put_u64(*bytes)),
-            Self::Source { source, bytes } => frame(out, kind::SOURCE, 0, |out| {
+            Self::Fence { connection } => frame(out, kind::FENCE, |out| out.put_u64(*connection)),
+            Self::Slots { bytes } => frame(out, kind::SLOTS, |out| out.put_u64(*bytes)),
+            Self::Source { source, bytes } => frame(out, kind::SOURCE, |out| {
                 out.put_u32(source.0);
                 out.put_u64(*bytes);
             }),
@@ -230,7 +230,7 @@ impl Frame {
     pub(crate) fn decode(prefix: Prefix, body: &[u8]) -> Result<Self, WireError> {
         let mut rest = body;
         let frame = match prefix.kind {
-            kind::DATA => decode_data(&mut rest, prefix.flags & CHECKSUMS != 0),
+            kind::DATA => decode_data(&mut rest),
             kind::COMMIT => decode_commit(&mut rest).map(Self::Commit),
             kind::EXPECT => decode_expect(&mut rest),
             kind::ENDPOINT => decode_endpoint(&mut rest),
@@ -251,15 +251,9 @@ impl Frame {
     }
 }
 
-fn decode_data(rest: &mut &[u8], checksummed: bool) -> Option<Frame> {
+fn decode_data(rest: &mut &[u8]) -> Option<Frame> {
     let target = take_target(rest)?;
-    let spans = take_all(rest, |rest| {
-        let span = take_span(rest)?;
-        if checksummed {
-            rest.try_get_u32().ok()?;
-        }
-        Some(span)
-    })?;
+    let spans = take_all(rest, take_span)?;
     let data = Data { target, spans };
     (data.payload_bytes() <= u64::from(MAX_FRAME_PAYLOAD)).then_some(Frame::Data(data))
 }

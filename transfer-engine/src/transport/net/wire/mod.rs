@@ -57,9 +57,6 @@ const MAX_READ: u32 = 1 << 30;
 const MAX_BODY: u32 = 8192;
 /// Longest message of a refusal, bytes.
 const MAX_MESSAGE: usize = 512;
-/// Flag: a u32 follows each span. It is a CRC-32C that nothing reads: writers of earlier releases
-/// may be set to send it.
-const CHECKSUMS: u8 = 1;
 
 mod kind {
     pub(super) const HELLO: u8 = 1;
@@ -111,7 +108,6 @@ impl From<WireError> for io::Error {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Prefix {
     kind: u8,
-    flags: u8,
     /// Bytes of the body that follows.
     pub(crate) body: usize,
 }
@@ -123,8 +119,7 @@ impl Prefix {
         let flags = rest.get_u8();
         let reserved = rest.get_u16();
         let body = rest.get_u32();
-        let known = if kind == kind::DATA { CHECKSUMS } else { 0 };
-        if flags & !known != 0 || reserved != 0 {
+        if flags != 0 || reserved != 0 {
             return Err(WireError(format!("a frame of kind {kind} has unknown flags {flags:#04x}")));
         }
         if body > MAX_BODY {
@@ -132,7 +127,7 @@ impl Prefix {
                 "a frame of kind {kind} has {body} bytes, but at most {MAX_BODY} are taken"
             )));
         }
-        Ok(Self { kind, flags, body: body as usize })
+        Ok(Self { kind, body: body as usize })
     }
 }
 
@@ -144,9 +139,9 @@ pub(crate) struct PartId {
 }
 
 /// Appends one frame: its body is what `body` appends.
-fn frame(out: &mut Vec<u8>, kind: u8, flags: u8, body: impl FnOnce(&mut Vec<u8>)) {
+fn frame(out: &mut Vec<u8>, kind: u8, body: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
-    out.put_u32(u32::from(kind) << 24 | u32::from(flags) << 16);
+    out.put_u32(u32::from(kind) << 24);
     out.put_u32(0);
     body(out);
     let len = (out.len() - start - PREFIX_BYTES) as u32;

@@ -64,7 +64,7 @@ pub(crate) const MAX_OPENED_RANGES: usize = 256;
 
 /// Appends the head of a PAYLOAD.
 pub(crate) fn put_payload(out: &mut Vec<u8>, id: PartId, bytes: u32) {
-    frame(out, kind::PAYLOAD, 0, |out| {
+    frame(out, kind::PAYLOAD, |out| {
         put_part(out, id);
         out.put_u32(bytes);
     });
