@@ -52,8 +52,8 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Nothing: the same line again and again, which is cheaper than a question.
-    pub fn nothing() -> Self {
+    /// Nothing.
+    fn nothing() -> Self {
         Self { at: std::ptr::null(), step: 0 }
     }
 

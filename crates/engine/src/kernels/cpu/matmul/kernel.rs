@@ -139,15 +139,17 @@ unsafe fn tile_product<P: Pairs>(
             }
             let accumulate = start > 0 || target == Target::Add;
             let extent = Extent { rows: part.len(), depth: depth.len(), columns, accumulate };
-            // Once is enough.
-            let mut ahead = if part.start == 0 { Ahead::new::<P>(next, bytes, extent) } else { Ahead::nothing() };
+            // Once is enough. One register tile streams through its weights as the hardware expects,
+            // and prefetching besides took a fifth off the decode of 8 sequences in bfloat16.
+            let prefetches = part.start == 0 && (P::TILES || part.len() > P::TILE_ROWS);
+            let mut ahead = prefetches.then(|| Ahead::new::<P>(next, bytes, extent));
             // SAFETY: this thread has no other shape, and keeps this one while it computes these
             // rows; these inputs, and the caller's promise.
             unsafe {
                 let _shape = shape::<P>(part.len());
                 let a = Operand { at: x.at.add((rows.start + part.start) * x.stride + start), ..x };
                 let c = Operand { at: c.at.add(part.start * c.stride), ..c };
-                product::<P>(extent, a, b, c, Some(&mut ahead));
+                product::<P>(extent, a, b, c, ahead.as_mut());
             }
         }
     }
