@@ -154,11 +154,11 @@ baton_runtime::settings! {
         max_prompt_bytes: usize = 8 << 20, "BYTES";
         /// End a request that has no event for this long, in seconds.
         stall_timeout_s: f64 = RequestLimits::default().stall_timeout.as_secs_f64(), "SECONDS";
-        /// Place a request at most this many times.
+        /// End a request after this many failed attempts.
         max_attempts: u32 = RequestLimits::default().max_attempts, "N";
         /// Choose nodes by this policy: round-robin, load-balance, cache-aware or min-total-delay.
         placement: String = PlacementKind::default().as_str().into(), "POLICY";
-        /// Admit requests with objectives by this policy: none, early or value-density.
+        /// Admit requests by this policy: none (all of them), early or value-density.
         admission: String = AdmissionKind::default().as_str().into(), "POLICY";
         /// Reject requests whose predicted queueing delay exceeds this, in milliseconds, or off.
         max_wait_ms: MillisOrOff = ClusterConfig::default().max_wait.into(), "MS";

@@ -33,7 +33,7 @@ pub struct TransferArgs {
     /// one process)
     #[arg(long, value_name = "BASELINE", conflicts_with = "transport", value_parser = parse_baseline)]
     pub baseline: Option<Method>,
-    /// Push to the target, or pull from it
+    /// Write to the target, or read from it
     #[arg(long, value_enum, default_value_t = Op::Write)]
     pub op: Op,
     /// Use blocks of this size, in bytes or with KiB, MiB, GiB

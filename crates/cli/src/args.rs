@@ -67,10 +67,10 @@ pub enum Command {
     Settings(SettingsCommand),
     /// Show cached and hot prefixes, look up a prompt in the caches, or clear them
     Cache(Box<CacheArgs>),
-    /// Explain the placement that a request would get now, with every node's estimate terms. With a
+    /// Explain the placement that a request would get now, with every node's predicted times. With a
     /// request's id or its first 6 digits, explain its placement and outcome. Nothing is generated
     Explain(Box<ExplainArgs>),
-    /// Measure transfers, the engine, the prefix index, relay delay, a trace, or any server
+    /// Measure KV transfers, the engine, or any server under load
     #[command(subcommand)]
     Bench(BenchCommand),
     /// Inject faults into a cluster on this host, and check that streams only pause. Killed nodes
@@ -118,9 +118,9 @@ pub struct ExplainArgs {
     /// Explain the request with this id, the conductor's or the client's own
     #[arg(long = "request", conflicts_with_all = ["raw", "prompt_file", "messages", "token_ids"])]
     pub is_request: bool,
-    /// How it would be generated.
+    /// How to place it.
     #[command(flatten)]
-    pub request: RequestArgs,
+    pub placement: PlacementArgs,
 }
 
 /// Of `baton chat`.
@@ -242,7 +242,7 @@ pub struct ChaosArgs {
     /// terminate
     #[arg(long, value_name = "FAULTS", value_delimiter = ',', default_value = "kill,pause,drain,terminate")]
     pub faults: Vec<FaultKind>,
-    /// Limit how long a node is stopped, cut off or slow, in seconds
+    /// Limit how long a node is paused, isolated or slow, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = parse_longest)]
     pub longest: f64,
     /// Keep N streams open at once
@@ -305,15 +305,32 @@ fn parse_interval(text: &str) -> Result<f64, String> {
     }
 }
 
-/// How to generate. What is not given is left to the conductor.
+/// What a placement goes by, besides the prompt. What is not given is left to the conductor.
 #[derive(Debug, Clone, Default, Args)]
-pub struct RequestArgs {
+pub struct PlacementArgs {
     /// Use this model. Without it, the one that the cluster serves
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub model: String,
     /// Generate at most N tokens. Without it, the conductor's default
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub max_tokens: Option<u32>,
+    /// Serve the request before those with smaller values
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 0)]
+    pub priority: i32,
+    /// Reject the request if its time to first token would be longer, in milliseconds
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    pub ttft_slo_ms: Option<f64>,
+    /// Reject the request if its time between tokens would be longer, in milliseconds
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    pub tbt_slo_ms: Option<f64>,
+}
+
+/// How to place a request, and how to generate. What is not given is left to the conductor.
+#[derive(Debug, Clone, Default, Args)]
+pub struct RequestArgs {
+    /// How to place it.
+    #[command(flatten)]
+    pub placement: PlacementArgs,
     /// Sample at this temperature. Without it, or at 0, sampling is greedy
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub temperature: Option<f32>,
@@ -348,15 +365,6 @@ pub struct RequestArgs {
     /// Treat the model's end tokens as ordinary tokens
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Serve the request before those with smaller values
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 0)]
-    pub priority: i32,
-    /// Refuse the request if its time to first token would be longer, in milliseconds
-    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
-    pub ttft_slo_ms: Option<f64>,
-    /// Refuse the request if its time between tokens would be longer, in milliseconds
-    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
-    pub tbt_slo_ms: Option<f64>,
 }
 
 impl RequestArgs {
@@ -402,7 +410,7 @@ mod tests {
         else {
             panic!("another command");
         };
-        assert_eq!((args.request.temperature, args.request.max_tokens), (Some(-1.0), Some(0)));
+        assert_eq!((args.request.temperature, args.request.placement.max_tokens), (Some(-1.0), Some(0)));
         assert!(args.request.top_p.unwrap().is_nan());
         let error = parse("generate hi --max-tokens -5").unwrap_err();
         assert_eq!(error.exit_code(), 2);

@@ -51,7 +51,7 @@ async fn clear(args: &CacheClearArgs, conductor: &str, json: bool) -> Result<(),
 
 const NODES: [&str; 10] =
     ["NODE", "ROLE", "STATE", "USED", "CACHED", "BLOCKS", "SSD", "PREFIX HITS", "OF THE SSD", "FETCHED"];
-const PREFIXES: [&str; 4] = ["PREFIX", "TOKENS", "REQUESTS", "HELD BY"];
+const PREFIXES: [&str; 4] = ["PREFIX", "TOKENS", "REQUESTS", "HOLDERS"];
 const MATCHES: [&str; 3] = ["NODE", "ROLE", "TOKENS"];
 /// Column of the state.
 const STATE: usize = 2;
@@ -182,7 +182,7 @@ NODE  ROLE     STATE  USED  CACHED  BLOCKS  SSD  PREFIX HITS  OF THE SSD  FETCHE
 p0    prefill  ready  7     60      100     500  75 %         25 %        12 %
 p1    prefill  ready  0     0       0       0    -            -           -
 
-PREFIX    TOKENS  REQUESTS  HELD BY
+PREFIX    TOKENS  REQUESTS  HOLDERS
 01234567  640     12.2      p0, p1, p2, p3 and 2 more";
         assert_eq!(render_status(&status(), Paint::none()), expected);
         let cold = v1::CacheStatusResponse { prefixes: Vec::new(), ..status() };

@@ -18,7 +18,7 @@ pub async fn run(args: &ExplainArgs, conductor: &str, json: bool) -> Result<(), 
     if let Some(id) = record::request_id(args) {
         return record::run(id, conductor, json).await;
     }
-    let request = args.request.request(args.prompt.load()?);
+    let request = args.placement.request(args.prompt.load()?);
     let conductor = Conductor::connect(conductor).await?;
     let request = v1::ExplainRequest { request: Some(request) };
     let explained = conductor.cluster().explain(request).await?.into_inner();

@@ -9,7 +9,7 @@ use baton_proto::{MAX_MESSAGE_BYTES, v1};
 use clap::Args;
 use serde_json::Value;
 
-use crate::args::{RequestArgs, parse_file};
+use crate::args::{PlacementArgs, RequestArgs, parse_file};
 use crate::error::CliError;
 
 /// Most bytes read of a file: what a message to the conductor can hold, with room for everything
@@ -19,7 +19,7 @@ const MAX_INPUT_BYTES: u64 = MAX_MESSAGE_BYTES as u64 - (64 << 10);
 /// Where the prompt is.
 #[derive(Debug, Args)]
 pub struct PromptArgs {
-    /// Send this prompt to the model; - reads it from stdin
+    /// Take this prompt; - reads it from stdin
     #[arg(group = "source", required_unless_present_any = ["prompt_file", "messages", "token_ids"])]
     pub prompt: Option<String>,
     /// Read the prompt from a file, or from stdin with -
@@ -31,7 +31,7 @@ pub struct PromptArgs {
     /// Read the prompt as token ids from a file: a JSON list of numbers
     #[arg(long, value_name = "FILE", group = "source", value_parser = parse_file)]
     pub token_ids: Option<PathBuf>,
-    /// Send the prompt without a chat template, and parse special tokens in it
+    /// Take the prompt without a chat template, and parse special tokens in it
     #[arg(long, conflicts_with_all = ["messages", "token_ids"])]
     pub raw: bool,
 }
@@ -73,12 +73,20 @@ impl RequestArgs {
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             seed: self.seed,
-            max_tokens: self.max_tokens,
             stop: self.stop.clone(),
             stop_token_ids: self.stop_token_id.clone(),
             ignore_eos: self.ignore_eos,
+            max_tokens: self.placement.max_tokens,
             ..v1::SamplingParameters::default()
         };
+        v1::GenerateRequest { sampling: Some(sampling), ..self.placement.request(prompt) }
+    }
+}
+
+impl PlacementArgs {
+    /// The request for a prompt, sampled by default.
+    pub fn request(&self, prompt: Prompt) -> v1::GenerateRequest {
+        let sampling = v1::SamplingParameters { max_tokens: self.max_tokens, ..v1::SamplingParameters::default() };
         v1::GenerateRequest {
             model: self.model.clone(),
             prompt: Some(prompt),

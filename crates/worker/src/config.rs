@@ -65,9 +65,7 @@ baton_runtime::settings! {
         /// Store K and V as f16, bf16, f32 or int8, alike on all nodes. int8 has one scale per
         /// token and head.
         kv_dtype: KvDtype = KvDtype::F16, "TYPE";
-        /// Compute matmuls and attention in auto or f32. auto goes by the weights: int8 activations
-        /// for quantized ones, bfloat16 for bfloat16 ones. f32 computes everything in f32: the
-        /// reference, slow. Nodes share cached prefixes within one type.
+        /// Compute in auto or f32. auto goes by the weights; f32 is a slow reference.
         #[serde(with = "word")]
         compute_dtype: ComputeDtype = ComputeDtype::default(), "TYPE";
         /// Queue at most this many requests.

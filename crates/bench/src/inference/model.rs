@@ -19,9 +19,7 @@ pub struct ComputeArgs {
     /// Store K and V as f16, bf16, f32 or int8. int8 has a scale per row of a head
     #[arg(long, value_name = "TYPE", default_value = CpuOptions::default().kv_dtype.as_str())]
     pub kv_dtype: KvDtype,
-    /// Compute products and attention in auto or f32. auto is as nodes compute: quantized weights
-    /// with 8-bit integer activations, bfloat16 ones with bfloat16, and attention in bfloat16,
-    /// unless the KV is kept in f32. f32 is the reference in single precision, slow and large
+    /// Compute in auto or f32. auto goes by the weights; f32 is a slow reference
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub compute_dtype: ComputeDtype,
 }

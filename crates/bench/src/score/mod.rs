@@ -50,9 +50,7 @@ pub struct ScoreArgs {
     /// Score this UTF-8 text; what looks like a special token is ordinary text
     #[arg(long, value_name = "FILE")]
     pub text: PathBuf,
-    /// Score in windows of N tokens. Each begins with the tokenizer's begin token, if it has one.
-    /// Otherwise it begins with the previous window's last token. The text's first token is not
-    /// scored then
+    /// Score in windows of N tokens
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=1_048_576))]
     pub context: u32,
     /// Score in f32 too, KV included; print KL divergence and how often best tokens agree

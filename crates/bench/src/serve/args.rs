@@ -21,9 +21,7 @@ pub struct ServeArgs {
     /// Send R independent requests per second (Poisson)
     #[arg(long, value_name = "R", allow_negative_numbers = true, required_unless_present = "trace", value_parser = parse_rate)]
     pub rate: Option<f64>,
-    /// Play the requests of this file instead, one JSON object per line. Keys: timestamp (ms),
-    /// input_length, output_length (tokens) and hash_ids (of blocks of 512 tokens). Prompts are
-    /// lists of token ids
+    /// Play the requests of this file instead, one JSON object per line, as in Mooncake's traces
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "prompt_chars", "max_tokens", "shared_prefix_chars", "prefixes"])]
     pub trace: Option<PathBuf>,
     /// Play the trace X times as fast as recorded

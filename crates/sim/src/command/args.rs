@@ -47,7 +47,7 @@ pub struct SimulateArgs {
     /// request's longest tenth of gaps
     #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = positive_millis)]
     pub tbt_slo_ms: Option<Duration>,
-    /// Refuse requests predicted to wait longer than this for others, in milliseconds, or off
+    /// Reject requests predicted to wait longer than this for others, in milliseconds, or off
     /// [default: 30000]
     #[arg(long, value_name = "MS", value_parser = millis_or_off)]
     pub max_wait_ms: Option<MillisOrOff>,
