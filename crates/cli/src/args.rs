@@ -67,8 +67,8 @@ pub enum Command {
     Settings(SettingsCommand),
     /// Show cached and hot prefixes, look up a prompt in the caches, or clear them
     Cache(Box<CacheArgs>),
-    /// Explain the placement that a request would get now, with every node's predicted times. With a
-    /// request's id or its first 6 digits, explain its placement and outcome. Nothing is generated
+    /// Explain the placement that a request would get now, with every node's predicted times. With
+    /// a request's id or its first 6 digits, explain its placement and outcome. Nothing is generated
     Explain(Box<ExplainArgs>),
     /// Measure KV transfers, the engine, or any server under load
     #[command(subcommand)]

@@ -139,8 +139,8 @@ unsafe fn tile_product<P: Pairs>(
             }
             let accumulate = start > 0 || target == Target::Add;
             let extent = Extent { rows: part.len(), depth: depth.len(), columns, accumulate };
-            // Once is enough. One register tile streams through its weights as the hardware expects,
-            // and prefetching besides took a fifth off the decode of 8 sequences in bfloat16.
+            // Once is enough. A single register tile streams through its weights as the hardware
+            // expects: with prefetch, 8 sequences in bfloat16 decoded at 0.78 times the speed.
             let prefetches = part.start == 0 && (P::TILES || part.len() > P::TILE_ROWS);
             let mut ahead = prefetches.then(|| Ahead::new::<P>(next, bytes, extent));
             // SAFETY: this thread has no other shape, and keeps this one while it computes these
