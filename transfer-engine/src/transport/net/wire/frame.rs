@@ -5,8 +5,8 @@ use bytes::{Buf, BufMut};
 
 use super::endpoint::{RdmaEndpoint, take_gid};
 use super::{
-    MAX_FRAME_PAYLOAD, MAX_FRAME_SPANS, MAX_READ, PartId, Prefix, WireError, frame, kind, put_span,
-    put_target, take_all, take_span, take_target,
+    MAX_FRAME_PAYLOAD, MAX_FRAME_SPANS, MAX_READ, PartId, Prefix, WireError, frame, kind, put_span, put_target,
+    take_all, take_span, take_target,
 };
 use crate::grant::RemoteSpan;
 use crate::{SegmentId, SpanPair};

@@ -44,7 +44,7 @@ impl Hello {
     /// With the magic in front.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
-        frame(&mut out, kind::HELLO, 0, |out| {
+        frame(&mut out, kind::HELLO, |out| {
             out.put_u16(self.version);
             out.put_u64(self.connection);
             put_writer(out, &self.writer);

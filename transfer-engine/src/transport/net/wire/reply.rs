@@ -74,21 +74,21 @@ impl Reply {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(32);
         match self {
-            Self::Welcome { version } => frame(&mut out, kind::WELCOME, 0, |out| out.put_u16(*version)),
-            Self::Reject(rejection) => frame(&mut out, kind::REJECT, 0, |out| put_rejection(out, rejection)),
-            Self::Ack(id) => frame(&mut out, kind::ACK, 0, |out| put_part(out, *id)),
-            Self::Refuse(id, refusal) => frame(&mut out, kind::REFUSE, 0, |out| put_refusal(out, *id, refusal)),
-            Self::Progress => frame(&mut out, kind::PROGRESS, 0, |_| {}),
-            Self::Fault(message) => frame(&mut out, kind::FAULT, 0, |out| put_message(out, message)),
+            Self::Welcome { version } => frame(&mut out, kind::WELCOME, |out| out.put_u16(*version)),
+            Self::Reject(rejection) => frame(&mut out, kind::REJECT, |out| put_rejection(out, rejection)),
+            Self::Ack(id) => frame(&mut out, kind::ACK, |out| put_part(out, *id)),
+            Self::Refuse(id, refusal) => frame(&mut out, kind::REFUSE, |out| put_refusal(out, *id, refusal)),
+            Self::Progress => frame(&mut out, kind::PROGRESS, |_| {}),
+            Self::Fault(message) => frame(&mut out, kind::FAULT, |out| put_message(out, message)),
             Self::Payload { id, bytes } => put_payload(&mut out, *id, *bytes),
-            Self::Mapped { segment, bytes, address, key } => frame(&mut out, kind::MAPPED, 0, |out| {
+            Self::Mapped { segment, bytes, address, key } => frame(&mut out, kind::MAPPED, |out| {
                 out.put_u32(segment.0);
                 out.put_u64(*bytes);
                 out.put_u64(*address);
                 out.put_u32(*key);
             }),
-            Self::Connected(endpoint) => frame(&mut out, kind::CONNECTED, 0, |out| endpoint.put(out)),
-            Self::Opened { grant, write, more, ranges } => frame(&mut out, kind::OPENED, 0, |out| {
+            Self::Connected(endpoint) => frame(&mut out, kind::CONNECTED, |out| endpoint.put(out)),
+            Self::Opened { grant, write, more, ranges } => frame(&mut out, kind::OPENED, |out| {
                 out.put_u64(grant.0);
                 out.put_u8(u8::from(*write));
                 out.put_u8(u8::from(*more));
@@ -97,11 +97,11 @@ impl Reply {
                     out.put_u64(range.end);
                 }
             }),
-            Self::Closed { grant, refusal } => frame(&mut out, kind::CLOSED, 0, |out| {
+            Self::Closed { grant, refusal } => frame(&mut out, kind::CLOSED, |out| {
                 out.put_u64(grant.0);
                 put_reason(out, refusal);
             }),
-            Self::Revoke { grant } => frame(&mut out, kind::REVOKE, 0, |out| out.put_u64(grant.0)),
+            Self::Revoke { grant } => frame(&mut out, kind::REVOKE, |out| out.put_u64(grant.0)),
         }
         out
     }
