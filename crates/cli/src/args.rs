@@ -68,7 +68,8 @@ pub enum Command {
     /// Show cached and hot prefixes, look up a prompt in the caches, or clear them
     Cache(Box<CacheArgs>),
     /// Explain the placement that a request would get now, with every node's predicted times. With
-    /// a request's id or its first 6 digits, explain its placement and outcome. Nothing is generated
+    /// a request's id or its first 6 digits, explain its placement and outcome. Nothing is
+    /// generated
     Explain(Box<ExplainArgs>),
     /// Measure KV transfers, the engine, or any server under load
     #[command(subcommand)]
