@@ -279,7 +279,7 @@ mod tests {
     fn refused(message: &str) -> Result<Placement, Refusal> {
         let kind = ErrorKind::Overloaded;
         let message = message.to_owned();
-        Err(Refusal { kind, message, retry_after: None, hold: None })
+        Err(Refusal { kind, message, retry_after: None, hold: None, objective: None })
     }
 
     fn placed() -> Result<Placement, Refusal> {

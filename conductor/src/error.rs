@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_scheduler::RequestError;
-use baton_types::ErrorKind;
+use baton_types::{ErrorKind, Slo};
 
 /// When a body for which there is no room may find some.
 pub const NO_ROOM_RETRY: Duration = Duration::from_secs(1);
@@ -111,6 +111,24 @@ impl GenerateError {
         matches!(self, Self::Request(RequestError::Aborted))
     }
 
+    /// The same, with who set the objective that would be missed: the request, with its `own`
+    /// objectives, or the conductor for all requests.
+    pub fn with_setter(mut self, own: Slo) -> Self {
+        if let Self::Request(RequestError::Refused(refusal)) = &mut self
+            && let Some(objective) = refusal.objective
+        {
+            let setting = objective.setting();
+            let setter = if own.has(objective) { "the request's" } else { "the conductor's" };
+            refusal.message.push_str(&format!(" ({setter} {setting})"));
+        }
+        self
+    }
+
+    /// Whether even idle nodes would miss an objective of the request: a retry finds the same.
+    pub fn is_out_of_reach(&self) -> bool {
+        matches!(self, Self::Request(RequestError::Refused(refusal)) if refusal.is_out_of_reach())
+    }
+
     /// A wrong field.
     pub fn invalid(field: &'static str, problem: impl Into<String>) -> Self {
         Self::Invalid { field, problem: problem.into() }
@@ -125,9 +143,23 @@ impl From<&GenerateError> for tonic::Status {
 
 #[cfg(test)]
 mod tests {
-    use baton_types::{NodeId, Refused};
+    use baton_types::{NodeId, Objective, Refusal, Refused, Ttft};
 
     use super::*;
+
+    #[test]
+    fn refusal_for_an_objective_names_who_set_it() {
+        let message = "the objective is 1ms".to_owned();
+        let kind = ErrorKind::Overloaded;
+        let objective = Some(Objective::Ttft);
+        let refusal = Refusal { kind, message, retry_after: None, hold: None, objective };
+        let error = GenerateError::from(RequestError::Refused(refusal));
+        assert!(error.is_out_of_reach());
+        let own = Slo { ttft: Some(Ttft(Duration::from_millis(1))), tbt: None };
+        assert_eq!(error.clone().with_setter(own).told(), "the objective is 1ms (the request's ttft_slo_ms)");
+        let theirs = Slo { ttft: None, ..own };
+        assert_eq!(error.with_setter(theirs).told(), "the objective is 1ms (the conductor's ttft_slo_ms)");
+    }
 
     #[test]
     fn error_message_to_client_names_no_node() {

@@ -57,6 +57,8 @@ struct TakenIn {
     /// Of its other answers.
     more: Vec<Entry>,
     text: OutputText,
+    /// The request's own, before what the conductor sets for all.
+    objectives: Slo,
     job: RequestJob,
 }
 
@@ -267,13 +269,13 @@ impl Frontend {
             let error = error.to_string();
             tracing::info!(request = %id, client_request, error, "request refused");
         });
-        let TakenIn { entry, more, text, job } = taken?;
+        let TakenIn { entry, more, text, objectives, job } = taken?;
         let hashes = Arc::clone(&job.block_hashes);
         let observed = !job.bypasses_cache();
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
         let (others, decodes) = OtherAnswers::new(more, (&job, arrived), &text, &out).unzip();
         let mut relay = self.relay((0, decodes), arrived, job, text, entry, out);
-        relay.admitted().await?;
+        relay.admitted().await.map_err(|error| error.with_setter(objectives))?;
         if observed {
             self.hot_prefixes().observe(self.clock.now(), &hashes);
         }
@@ -305,8 +307,9 @@ impl Frontend {
         let checking = within(&*self.clock, time, self.check(request)).await;
         let checked = checking.ok_or(RequestError::TimedOut(time))??;
         let text = OutputText::new(&self.model.tokenizer, &checked)?;
+        let objectives = checked.slo;
         let job = self.job(entry.request(), checked)?;
-        Ok(TakenIn { entry, more, text, job })
+        Ok(TakenIn { entry, more, text, objectives, job })
     }
 
     /// The relay of an answer that has not been placed.

@@ -69,7 +69,7 @@ async fn load_command_reports_admission_goodput_and_prediction_errors() -> anyho
     let admission = &after["admission"];
     assert_eq!((&admission["admitted"], &admission["refused"]), (&6.into(), &1.into()), "{admission}");
     assert_eq!(admission["refusals"][0]["message"].as_str(), Some(message.as_str()));
-    assert!(admission["refusals"][0]["retry_after_s"].as_f64() > Some(0.0), "{admission}");
+    assert!(admission["refusals"][0]["retry_after_s"].is_null(), "idle nodes would be late, too: {admission}");
     assert_eq!((&after["goodput"]["within"], &after["goodput"]["aborted"]), (&6.into(), &0.into()));
     let mut given_up =
         cluster.inference().generate(Ask::tokens(prompt(200, 8)).max_tokens(2000).ignore_eos().0).await?;

@@ -133,12 +133,21 @@ async fn objectives_are_taken_from_body_then_header_then_default() -> anyhow::Re
     let says = |answer: &HttpAnswer, status: u16, part: &str| {
         assert!(answer.status == status && answer.body.contains(part), "{part}: {answer:?}");
     };
-    says(&ask(&[], json!({})).await?, 429, "the time between tokens would be ");
+    let out_of_reach = |answer: &HttpAnswer, begins: &str, ends: &str| {
+        says(answer, 429, begins);
+        says(answer, 429, "even on idle nodes, the objective is ");
+        says(answer, 429, ends);
+        assert!(!answer.headers.contains_key("retry-after"), "{answer:?}");
+        assert_eq!(answer.headers["x-should-retry"], "false", "{answer:?}");
+    };
+    let answer = ask(&[], json!({})).await?;
+    out_of_reach(&answer, "the time between tokens would be ", "(the conductor's tbt_slo_ms)");
     let lax = json!({"tbt_slo_ms": 60_000});
     assert_eq!(ask(&[], lax.clone()).await?.status, 200, "its own goes before the cluster's");
     assert_eq!(ask(&[("x-baton-tbt-slo-ms", "60000")], json!({})).await?.status, 200);
     let tight = [("x-baton-ttft-slo-ms", "0.01")];
-    says(&ask(&tight, lax.clone()).await?, 429, "the time to first token would be ");
+    let answer = ask(&tight, lax.clone()).await?;
+    out_of_reach(&answer, "the time to first token would be ", "(the request's ttft_slo_ms)");
     let own = json!({"tbt_slo_ms": 60_000, "ttft_slo_ms": 60_000});
     assert_eq!(ask(&tight, own).await?.status, 200, "the body goes before the header");
     says(&ask(&[("x-baton-ttft-slo-ms", "soon")], lax).await?, 400, "x-baton-ttft-slo-ms");

@@ -60,8 +60,9 @@ impl HttpError {
         // Its client does not wait any longer, or more nodes may die of it; and it would be
         // computed again.
         let ends = |error: &RequestError| matches!(error, RequestError::TimedOut(_) | RequestError::NodesDied(_));
-        let is_final =
-            matches!(error, GenerateError::Request(error) if ends(error)) || error.kind() == ErrorKind::Conflict;
+        let is_final = matches!(error, GenerateError::Request(error) if ends(error))
+            || error.kind() == ErrorKind::Conflict
+            || error.is_out_of_reach();
         Self { failure, retry_after, is_final }
     }
 

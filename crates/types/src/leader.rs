@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::{
     BlockHash, ConductorId, DecodeTarget, ErrorKind, FetchReport, FetchSource, Generation, KvTransfer, NodeId,
-    QueueOrdering, RequestKey, Slo, Tbt, Ttft, named,
+    Objective, QueueOrdering, RequestKey, Slo, Tbt, Ttft, named,
 };
 
 /// One start of one node. The generation keeps a node that came back from being credited for its
@@ -79,6 +79,15 @@ pub struct Refusal {
     /// The request need not be turned away yet: its objective leaves time to ask again after this
     /// long.
     pub hold: Option<Duration>,
+    /// The request's own objective that would be missed, if it is that.
+    pub objective: Option<Objective>,
+}
+
+impl Refusal {
+    /// Whether even idle nodes would miss an objective: a retry finds the same.
+    pub fn is_out_of_reach(&self) -> bool {
+        self.objective.is_some() && self.retry_after.is_none()
+    }
 }
 
 /// A placement, and what its nodes must be told of each other.

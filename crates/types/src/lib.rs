@@ -41,5 +41,5 @@ pub use sampling::{
     InvalidSampling, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS,
     SamplingParams,
 };
-pub use slo::{Slo, Tbt, Ttft};
+pub use slo::{Objective, Slo, Tbt, Ttft};
 pub use transfer::{TransferAddress, TransferPath, TransferReport};

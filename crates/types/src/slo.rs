@@ -22,7 +22,37 @@ pub struct Slo {
     pub tbt: Option<Tbt>,
 }
 
+/// One of a request's objectives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Objective {
+    /// Of the time to first token.
+    Ttft,
+    /// Of the time between tokens.
+    Tbt,
+}
+
+impl Objective {
+    /// Every objective.
+    pub const ALL: [Self; 2] = [Self::Ttft, Self::Tbt];
+
+    /// The conductor's setting of it. Fields and flags of requests end with the same.
+    pub const fn setting(self) -> &'static str {
+        match self {
+            Self::Ttft => "ttft_slo_ms",
+            Self::Tbt => "tbt_slo_ms",
+        }
+    }
+}
+
 impl Slo {
+    /// Whether it limits this.
+    pub fn has(self, objective: Objective) -> bool {
+        match objective {
+            Objective::Ttft => self.ttft.is_some(),
+            Objective::Tbt => self.tbt.is_some(),
+        }
+    }
+
     /// These, and for what they do not limit the others.
     pub fn or(self, others: Self) -> Self {
         Self { ttft: self.ttft.or(others.ttft), tbt: self.tbt.or(others.tbt) }

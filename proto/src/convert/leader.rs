@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_types as d;
-use baton_types::{Assignment, LedgerEntry, NodeId, RequestKey, Tbt, Ttft};
+use baton_types::{Assignment, LedgerEntry, NodeId, Objective, RequestKey, Tbt, Ttft};
 
 use super::{InvalidMessage, count, generation, hashes_from_bytes, hashes_to_bytes, key, limit, node_id, parse};
 use super::{required, seconds};
@@ -225,6 +225,7 @@ fn answer_to_wire(placed: &Result<Assignment, d::Refusal>) -> Answer {
             failure: Some((&d::Refused { kind: refusal.kind, message: refusal.message.clone() }).into()),
             retry_after_s: time(refusal.retry_after),
             queue_for_s: time(refusal.hold),
+            objective: refusal.objective.map(|objective| objective.setting().to_owned()).unwrap_or_default(),
         }),
     }
 }
@@ -261,7 +262,9 @@ fn answer(answer: Option<Answer>) -> Result<Result<Assignment, d::Refusal>, Inva
             let d::Refused { kind, message } = required("refused.failure", refused.failure)?.into();
             let retry_after = refused.retry_after_s.map(|after| seconds("refused.retry_after_s", after)).transpose()?;
             let hold = refused.queue_for_s.map(|hold| seconds("refused.queue_for_s", hold)).transpose()?;
-            Ok(Err(d::Refusal { kind, message, retry_after, hold }))
+            // One that this version does not know is not told of.
+            let objective = Objective::ALL.into_iter().find(|objective| objective.setting() == refused.objective);
+            Ok(Err(d::Refusal { kind, message, retry_after, hold, objective }))
         }
     }
 }
@@ -465,6 +468,7 @@ mod tests {
             message: "full".to_owned(),
             retry_after: Some(MS),
             hold: Some(2 * MS),
+            objective: Some(Objective::Tbt),
         };
         let why = Some(w::ExplainResponse { prompt_tokens: 8, ..w::ExplainResponse::default() });
         let answers = [

@@ -143,7 +143,12 @@ fn from_leaders() -> Vec<w::leader_message::Message> {
         ..Default::default()
     };
     let failure = w::Failure { kind: "overloaded".into(), message: "full".into() };
-    let refused = w::RefusedPlacement { failure: Some(failure), retry_after_s: Some(1.0), queue_for_s: Some(0.1) };
+    let refused = w::RefusedPlacement {
+        failure: Some(failure),
+        retry_after_s: Some(1.0),
+        queue_for_s: Some(0.1),
+        objective: "tbt_slo_ms".into(),
+    };
     let placed = |answer| w::PlaceAnswer { key: key(), answer: Some(answer), explanation: Some(Default::default()) };
     vec![
         Message::Greeted(w::Greeted { term: 7 }),

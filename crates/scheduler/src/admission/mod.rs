@@ -10,7 +10,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use baton_types::{Slo, Tbt, Ttft};
+use baton_types::{Objective, Slo, Tbt, Ttft};
 
 pub use early::Early;
 pub use value_density::ValueDensity;
@@ -153,7 +153,7 @@ pub struct Relief {
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum Excess {
     /// Time to first token.
-    #[error("the time to first token would be {:.1?}, the objective is {:?}{}", estimate.0, objective.0, rest(*objective, *left))]
+    #[error("the time to first token would be {:.1?}{}, the objective is {:?}", estimate.0, queued(*objective, *left), objective.0)]
     Ttft {
         /// Predicted, from now on.
         estimate: Ttft,
@@ -165,6 +165,22 @@ pub enum Excess {
     /// Time between tokens.
     #[error("the time between tokens would be {:.1?}, the objective is {:?}", estimate.0, objective.0)]
     Tbt {
+        /// Predicted.
+        estimate: Tbt,
+        /// What the request asked for.
+        objective: Tbt,
+    },
+    /// Time to first token, of a request that is alone at idle nodes.
+    #[error("the time to first token would be {:.1?} even on idle nodes, the objective is {:?}", estimate.0, objective.0)]
+    IdleTtft {
+        /// Predicted.
+        estimate: Ttft,
+        /// What the request asked for.
+        objective: Ttft,
+    },
+    /// Time between tokens, of a request that is alone at idle nodes.
+    #[error("the time between tokens would be {:.1?} even on idle nodes, the objective is {:?}", estimate.0, objective.0)]
+    IdleTbt {
         /// Predicted.
         estimate: Tbt,
         /// What the request asked for.
@@ -218,25 +234,50 @@ fn after(waited: Duration) -> String {
     if waited < Duration::from_millis(10) { String::new() } else { format!(" after {waited:.1?}") }
 }
 
-/// What is left of an objective, if it is noticeably less: checking a request takes some of it,
-/// too.
-fn rest(Ttft(objective): Ttft, Ttft(left): Ttft) -> String {
-    match left {
-        _ if left >= objective.mul_f64(0.99) => String::new(),
-        Duration::ZERO => ", of which nothing is left".to_owned(),
-        left => format!(", of which {left:.1?} are left"),
+/// How long a request has waited, by what its objective leaves, if that is noticeable.
+fn queued(Ttft(objective): Ttft, Ttft(left): Ttft) -> String {
+    let waited = after(objective.saturating_sub(left));
+    if waited.is_empty() {
+        return waited;
     }
+    let more = if left.is_zero() { " or more" } else { "" };
+    format!("{waited}{more} in the admission queue")
 }
 
 impl Excess {
-    /// When a retry may find a better estimate: when what stands in the way has been worked off.
-    pub fn retry_after(&self, relief: Relief) -> Duration {
+    /// The same, of a request that is alone at idle nodes: no objective can be met later that is
+    /// missed there.
+    pub fn on_idle_nodes(self) -> Self {
         match self {
-            Self::Ttft { estimate: Ttft(estimate), left: Ttft(left), .. } => estimate.saturating_sub(*left),
+            Self::Ttft { estimate, objective, .. } => Self::IdleTtft { estimate, objective },
+            Self::Tbt { estimate, objective } => Self::IdleTbt { estimate, objective },
+            other => other,
+        }
+    }
+
+    /// The request's own objective that would be missed.
+    pub fn objective(&self) -> Option<Objective> {
+        match self {
+            Self::Ttft { .. } | Self::IdleTtft { .. } => Some(Objective::Ttft),
+            Self::Tbt { .. } | Self::IdleTbt { .. } => Some(Objective::Tbt),
+            Self::KvBlocks { .. }
+            | Self::Wait { .. }
+            | Self::AdmittedTtft { .. }
+            | Self::AdmittedTbt { .. }
+            | Self::Work { .. } => None,
+        }
+    }
+
+    /// When a retry may find a better estimate: when what stands in the way has been worked off.
+    /// `None` if nothing does, and a retry finds the same.
+    pub fn retry_after(&self, relief: Relief) -> Option<Duration> {
+        match self {
+            Self::IdleTtft { .. } | Self::IdleTbt { .. } => None,
+            Self::Ttft { estimate: Ttft(estimate), left: Ttft(left), .. } => Some(estimate.saturating_sub(*left)),
             // Who comes again has not waited.
-            Self::Wait { estimate, limit, .. } => estimate.saturating_sub(*limit),
-            Self::Tbt { .. } | Self::KvBlocks { .. } | Self::AdmittedTbt { .. } => relief.decode,
-            Self::AdmittedTtft { .. } | Self::Work { .. } => relief.prefill,
+            Self::Wait { estimate, limit, .. } => Some(estimate.saturating_sub(*limit)),
+            Self::Tbt { .. } | Self::KvBlocks { .. } | Self::AdmittedTbt { .. } => Some(relief.decode),
+            Self::AdmittedTtft { .. } | Self::Work { .. } => Some(relief.prefill),
         }
     }
 }
@@ -405,21 +446,36 @@ mod tests {
         let late = Assessment { ttft: 31 * SECOND, ..assessment() };
         let excess = Early.admit(&late).unwrap_err();
         assert_eq!(excess.to_string(), "the time to first token would be 31.0s, the objective is 30s");
-        assert_eq!(excess.retry_after(late.relief), SECOND);
+        assert_eq!(excess.retry_after(late.relief), Some(SECOND));
         let slow = DecodeLoad { tbt: SECOND / 4, ..late.decode_now.unwrap() };
         let excess = slow.check(late.slo).unwrap_err();
         assert_eq!(excess.to_string(), "the time between tokens would be 250.0ms, the objective is 100ms");
         let full = DecodeLoad { kv_share: 1.25, ..late.decode_now.unwrap() };
         let excess = full.check(late.slo).unwrap_err();
-        assert_eq!(excess.retry_after(late.relief), late.relief.decode, "when a sequence is over");
+        assert_eq!(excess.retry_after(late.relief), Some(late.relief.decode), "when a sequence is over");
         assert_eq!(excess.to_string(), "the decode node would need 125 % of its KV blocks");
     }
 
     #[test]
-    fn admission_refusal_after_waiting_names_objective_and_time_left() {
+    fn objective_missed_on_idle_nodes_has_no_retry_time() {
+        let late = Assessment { ttft: 31 * SECOND, ..assessment() };
+        let excess = Early.admit(&late).unwrap_err().on_idle_nodes();
+        let said = "the time to first token would be 31.0s even on idle nodes, the objective is 30s";
+        assert_eq!(excess.to_string(), said);
+        assert_eq!((excess.retry_after(late.relief), excess.objective()), (None, Some(Objective::Ttft)));
+        let slow = DecodeLoad { tbt: SECOND / 4, ..late.decode_now.unwrap() };
+        let excess = slow.check(late.slo).unwrap_err().on_idle_nodes();
+        let said = "the time between tokens would be 250.0ms even on idle nodes, the objective is 100ms";
+        assert_eq!(excess.to_string(), said);
+        assert_eq!((excess.retry_after(late.relief), excess.objective()), (None, Some(Objective::Tbt)));
+    }
+
+    #[test]
+    fn admission_refusal_after_waiting_names_the_wait() {
         let slo = Slo { ttft: Some(Ttft(SECOND * 3 / 10)), tbt: None };
         let held = Assessment { slo, waited: SECOND / 4, ttft: SECOND / 5, ttft_high: SECOND / 5, ..assessment() };
-        let expected = "the time to first token would be 200.0ms, the objective is 300ms, of which 50.0ms are left";
+        let expected =
+            "the time to first token would be 200.0ms after 250.0ms in the admission queue, the objective is 300ms";
         assert_eq!(Early.admit(&held).unwrap_err().to_string(), expected);
         assert_eq!(ValueDensity::default().admit(&held).unwrap_err().to_string(), expected);
         let at_once = Assessment { waited: SECOND / 1000, ttft: SECOND, ..held };
@@ -427,7 +483,7 @@ mod tests {
         assert_eq!(said, "the time to first token would be 1.0s, the objective is 300ms", "it did not wait");
         let too_late = Assessment { waited: SECOND, ..held };
         let said = Early.admit(&too_late).unwrap_err().to_string();
-        assert!(said.ends_with("the objective is 300ms, of which nothing is left"), "{said}");
+        assert!(said.contains("would be 200.0ms after 300.0ms or more in the admission queue,"), "{said}");
     }
 
     #[test]

@@ -29,11 +29,7 @@ pub(super) fn refuse<T>(kind: ErrorKind, message: String, retry_after: Option<Du
 
 fn refusal(kind: ErrorKind, message: String, retry_after: Option<Duration>) -> Refusal {
     let retry_after = retry_after.map(|after| after.clamp(RETRY_RANGE.0, RETRY_RANGE.1));
-    Refusal { kind, message, retry_after, hold: None }
-}
-
-fn refusal_of(excess: &Excess, relief: Relief) -> Refusal {
-    refusal(ErrorKind::Overloaded, excess.to_string(), Some(excess.retry_after(relief)))
+    Refusal { kind, message, retry_after, hold: None, objective: None }
 }
 
 /// A choice, and what is predicted for it.
@@ -68,16 +64,9 @@ pub(super) struct ChosenDecode {
 }
 
 /// Whether a choice is taken in, and then how long its first token is kept back.
-pub(super) fn verdict(admission: &mut dyn AdmissionPolicy, assessment: &Assessment) -> Result<Duration, Refusal> {
-    match admission.admit(assessment).and_then(|()| assessment.check_wait()) {
-        Ok(()) => Ok(admission.first_token_delay(assessment)),
-        Err(excess) => {
-            // An objective of years is no reason to wait for years.
-            let may_wait = assessment.max_wait.is_none_or(|limit| assessment.waited < limit);
-            let hold = admission.queue_for(assessment.slo_left(), assessment.ttft_high, &excess).filter(|_| may_wait);
-            Err(Refusal { hold, ..refusal_of(&excess, assessment.relief) })
-        }
-    }
+pub(super) fn verdict(admission: &mut dyn AdmissionPolicy, assessment: &Assessment) -> Result<Duration, Excess> {
+    admission.admit(assessment).and_then(|()| assessment.check_wait())?;
+    Ok(admission.first_token_delay(assessment))
 }
 
 pub(super) fn placement_of(chosen: Chosen, fetch: Option<PrefixFetch>, first_token_delay: Duration) -> Placement {
@@ -216,11 +205,83 @@ impl Cluster {
         let first_token_delay = if sized.request.is_admitted {
             self.policies.admission.first_token_delay(&assessment)
         } else {
-            verdict(&mut *self.policies.admission, &assessment)?
+            verdict(&mut *self.policies.admission, &assessment)
+                .map_err(|excess| self.refusal_of(sized, &chosen, matches, &assessment, excess))?
         };
         let fetch = self.fetch_of(now, &chosen, matches);
         self.charge(now, sized, &chosen, fetch.as_ref());
         Ok(placement_of(chosen, fetch, first_token_delay))
+    }
+
+    /// Why a choice is not taken in, and whether the request may wait for that to change.
+    pub(super) fn refusal_of(
+        &self,
+        sized: SizedRequest<'_>,
+        chosen: &Chosen,
+        matches: &Matches,
+        assessment: &Assessment,
+        excess: Excess,
+    ) -> Refusal {
+        let excess = match excess {
+            Excess::Ttft { .. } | Excess::Tbt { .. } => {
+                let idle = self.assess_idle(sized, chosen, matches, assessment);
+                match self.policies.admission.boxed_clone().admit(&idle) {
+                    Err(out_of_reach) => out_of_reach.on_idle_nodes(),
+                    Ok(()) => excess,
+                }
+            }
+            other => other,
+        };
+        // An objective of years is no reason to wait for years.
+        let may_wait = assessment.max_wait.is_none_or(|limit| assessment.waited < limit);
+        let admission = &self.policies.admission;
+        let hold = admission.queue_for(assessment.slo_left(), assessment.ttft_high, &excess).filter(|_| may_wait);
+        let retry_after = excess.retry_after(assessment.relief);
+        let objective = excess.objective();
+        Refusal { hold, objective, ..refusal(ErrorKind::Overloaded, excess.to_string(), retry_after) }
+    }
+
+    /// The assessment of the request if it were alone, at the best nodes for it that are ready: no
+    /// wait makes it better.
+    fn assess_idle(
+        &self,
+        sized: SizedRequest<'_>,
+        chosen: &Chosen,
+        matches: &Matches,
+        assessment: &Assessment,
+    ) -> Assessment {
+        let ready = |role| self.nodes.of_role(role).filter(|node| node.is_ready());
+        let at_decode = ready(NodeRole::Decode).filter(|_| self.config.prompts_at_decode != PromptsAtDecode::Never);
+        let tokens = sized.request.prompt_tokens;
+        let compute = |node: &ClusterNode| {
+            let block_tokens = node.info().layout.block_tokens;
+            // The last token is always computed.
+            let cached = matches.of(node).min(tokens.saturating_sub(1) / block_tokens) * block_tokens;
+            self.predictor.prompt_seconds(node, tokens, cached)
+        };
+        let compute = ready(NodeRole::Prefill).chain(at_decode).map(compute).fold(f64::INFINITY, f64::min);
+        let exposed = chosen.decode.as_ref().map_or(Duration::ZERO, |decode| decode.exposed);
+        // The choice may be better still, by a fetch or a partial prefill.
+        let ttft =
+            duration(compute).saturating_add(exposed).min(chosen.ttft.saturating_sub(duration(chosen.plan.ahead)));
+        let alone = |node: &ClusterNode| {
+            let newcomer = DecodeForecast::of(&decode_charge(assessment.now, assessment.now, sized, node));
+            self.predictor.decode_load(node, DecodeForecast::default(), newcomer)
+        };
+        let decode = chosen.decode.as_ref().map(|_| ready(NodeRole::Decode).map(alone));
+        let decode = decode.and_then(|loads| loads.min_by_key(|load| load.tbt_high));
+        Assessment {
+            waited: Duration::ZERO,
+            ahead: Duration::ZERO,
+            ttft,
+            ttft_high: ttft,
+            broken: 0,
+            broken_sequences: 0,
+            decode_now: decode,
+            decode_then: decode,
+            decode_expected: decode,
+            ..*assessment
+        }
     }
 
     /// The policy's choice from these candidates, of which there is a prefill node at least.
@@ -401,5 +462,34 @@ fn queued_prompt(now: Instant, request: &PlacementRequest<'_>, chosen: &Chosen) 
             .saturating_sub(chosen.plan.matched_tokens)
             .max(1),
         deadline: request.time_left(chosen.plan.compute).and_then(|seconds| now.checked_add(duration(seconds))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_types::Objective;
+
+    use super::super::tests::{cluster, place, request};
+    use super::*;
+    use crate::placement::PlacementKind;
+
+    #[test]
+    fn objective_missed_only_behind_others_has_a_retry_time() {
+        let now = Instant::now();
+        let mut cluster = cluster(now, PlacementKind::CacheAware);
+        let refused = |cluster: &mut Cluster, n, ttft| {
+            let slo = Slo { ttft: Some(Ttft(ttft)), tbt: None };
+            place(cluster, now, &PlacementRequest { slo, ..request(n, &[]) }).unwrap_err()
+        };
+        let ms = Duration::from_millis;
+        let idle = refused(&mut cluster, 0, ms(50));
+        assert!(idle.is_out_of_reach() && idle.hold.is_none(), "{idle:?}");
+        let alone = place(&mut cluster, now, &request(1, &[])).unwrap().predicted_ttft.0;
+        (2..6).for_each(|n| _ = place(&mut cluster, now, &request(n, &[])).unwrap());
+        let behind = refused(&mut cluster, 6, alone + ms(1));
+        assert!(!behind.is_out_of_reach() && behind.objective == Some(Objective::Ttft), "{behind:?}");
+        assert!(!behind.message.contains("idle"), "{behind:?}");
+        let idle = refused(&mut cluster, 6, ms(50));
+        assert!(idle.is_out_of_reach(), "others do not change what idle nodes would do: {idle:?}");
     }
 }

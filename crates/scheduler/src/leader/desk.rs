@@ -481,7 +481,7 @@ impl<E> Desk<E> {
                     let kind = ErrorKind::Unavailable;
                     let retry_after = Some(Duration::from_secs(1));
                     let message = format!("no conductor has led for {} s: nothing is placed", PATIENCE.as_secs());
-                    let placed = Err(Refusal { kind, message, retry_after, hold: None });
+                    let placed = Err(Refusal { kind, message, retry_after, hold: None, objective: None });
                     Answer::Placed(Box::new(Decided { at: now, placed, grounds: Grounds::NoLeader }))
                 }
                 Question::Reselect { .. } => Answer::Reselected(None),

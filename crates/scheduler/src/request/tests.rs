@@ -54,7 +54,7 @@ fn to(prefill: &str, decode: &str) -> Assignment {
 }
 
 fn refusal(hold: Option<Duration>) -> Refusal {
-    Refusal { kind: ErrorKind::Overloaded, message: "full".to_owned(), retry_after: None, hold }
+    Refusal { kind: ErrorKind::Overloaded, message: "full".to_owned(), retry_after: None, hold, objective: None }
 }
 
 fn unavailable() -> Refused {
