@@ -74,10 +74,12 @@ fn bad_field(path: String, error: &serde_json::Error) -> BadRequest {
     if let Some(bad) = Inside::parse(&text) {
         return bad.inside(if path == "." { "" } else { &path });
     }
-    if let Some(name) = text.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')).map(|(name, _)| name)
-    {
+    if let Some((name, rest)) = text.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')) {
         let param = if path == "." { name.to_owned() } else { format!("{path}.{name}") };
-        return BadRequest::new(param, "this field is not known");
+        // A name may have any character in it.
+        let rest = if rest.starts_with("; ") { rest } else { "" };
+        let meant = rest.split_once(" at line ").map_or(rest, |(meant, _)| meant);
+        return BadRequest::new(param, format!("this field is not known{meant}"));
     }
     let param = if path == "." || path == "?" { "body".to_owned() } else { path };
     if let Some(name) = text.strip_prefix("missing field `").and_then(|rest| rest.split_once('`')).map(|(name, _)| name)
@@ -144,6 +146,10 @@ mod tests {
         let chat = bad::<ChatRequest>;
         assert_eq!(chat("{}").0, "messages");
         assert_eq!(chat(r#"{"messages": [], "colour": 1}"#), ("colour".into(), "this field is not known".into()));
+        assert_eq!(
+            chat(r#"{"messages": [], "max_token": 1}"#),
+            ("max_token".into(), "this field is not known; did you mean max_tokens?".into())
+        );
         assert_eq!(
             chat(r#"{"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}"#).0,
             "messages[0].content[0].text"

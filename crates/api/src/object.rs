@@ -107,6 +107,37 @@ impl<'de, A: MapAccess<'de>> Deserializer<'de> for Fields<A> {
     }
 }
 
+/// What the client of an unknown field may look for, to follow "this field is not known".
+fn meant(name: &str, known: &[&str]) -> String {
+    let elsewhere = ELSEWHERE.iter().find(|field| field.name == name && known.contains(&field.beside));
+    if let Some(field) = elsewhere {
+        return format!("; {}", field.hint);
+    }
+    let likeness = |known: &&&str| strsim::jaro_winkler(name, known);
+    let nearest = known.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+    nearest.filter(|nearest| likeness(nearest) > ALIKE).map(|it| format!("; did you mean {it}?")).unwrap_or_default()
+}
+
+/// A misspelt field is this like the known one (Jaro-Winkler). Fields of other servers, such as
+/// `prompt_logprobs`, come up to 0.89.
+const ALIKE: f64 = 0.9;
+
+/// A field that clients look for in another place.
+struct Elsewhere {
+    name: &'static str,
+    /// Objects that have this field are meant.
+    beside: &'static str,
+    hint: &'static str,
+}
+
+const ELSEWHERE: [Elsewhere; 5] = [
+    Elsewhere { name: "timeout_ms", beside: "baton", hint: "did you mean baton.timeout_ms?" },
+    Elsewhere { name: "timeout", beside: "baton", hint: "baton.timeout_ms is, in milliseconds" },
+    Elsewhere { name: "ttft_slo_ms", beside: "baton", hint: "did you mean baton.ttft_slo_ms?" },
+    Elsewhere { name: "tbt_slo_ms", beside: "baton", hint: "did you mean baton.tbt_slo_ms?" },
+    Elsewhere { name: "prompt_logprobs", beside: "echo", hint: "logprobs with echo gives those of the prompt" },
+];
+
 /// Fields, of which those that are not known are kept from the struct.
 struct Known<A> {
     fields: A,
@@ -128,7 +159,8 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Known<A> {
             // Null asks for nothing, whatever it is that newer clients have.
             let is_null = self.fields.next_value::<Option<IgnoredAny>>()?.is_none();
             if !is_null && !self.known.contains(&STRAY) {
-                return Err(A::Error::custom(format_args!("unknown field `{name}`")));
+                let meant = meant(&name, self.known);
+                return Err(A::Error::custom(format_args!("unknown field `{name}`{meant}")));
             }
             if !is_null {
                 self.stray.get_or_insert(name);
@@ -238,6 +270,16 @@ mod tests {
             #[serde(default, rename = "?")]
             stray: Stray,
         }
+    }
+
+    #[test]
+    fn unknown_field_is_told_with_what_may_be_meant() {
+        let known = ["max_tokens", "min_tokens", "logprobs", "top_logprobs", "prompt", "echo", "baton"];
+        assert_eq!(meant("max_token", &known), "; did you mean max_tokens?");
+        assert_eq!(meant("timeout_ms", &known), "; did you mean baton.timeout_ms?");
+        assert_eq!(meant("prompt_logprobs", &known), "; logprobs with echo gives those of the prompt");
+        assert_eq!(meant("prompt_logprobs", &["prompt", "top_logprobs"]), "");
+        assert_eq!(meant("colour", &known), "");
     }
 
     #[test]

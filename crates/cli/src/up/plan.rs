@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::UpArgs;
 use super::lines::Ready;
-use super::setting::add_settings;
+use super::setting::{add_settings, check_keys};
 use crate::error::CliError;
 
 /// An etcd of the cluster's own.
@@ -127,7 +127,13 @@ impl Plan {
             Some(folder) => folder.clone(),
             None => beside_this_binary()?,
         };
-        Self::with(args, model, &bin_dir, cores)
+        let plan = Self::with(args, model, &bin_dir, cores)?;
+        for role in [Role::Conductor, Role::Prefill, Role::Decode] {
+            if let Some(spec) = plan.conductors.iter().chain(&plan.nodes).find(|spec| spec.role == role) {
+                check_keys(role, &spec.program, &args.set)?;
+            }
+        }
+        Ok(plan)
     }
 
     /// Has etcd of the cluster's own listen on another address of this host, and conductors find it

@@ -1,6 +1,8 @@
 //! `--set ROLE.KEY=VALUE`: a setting of the conductors or the nodes, passed on as their flag.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::str::FromStr;
 
 use baton_runtime::settings::flag_name;
@@ -9,6 +11,8 @@ use super::plan::{Role, Spec};
 use crate::error::CliError;
 
 const FLAG: &str = "--set";
+/// Keys are meant for one another from this likeness on (Jaro-Winkler), which clap has, too.
+const ALIKE: f64 = 0.8;
 /// Settings in which nodes must agree with their conductor, which refuses other ones.
 const SHARED: [&str; 3] = ["block_tokens", "kv_dtype", "model_name"];
 
@@ -16,6 +20,8 @@ const SHARED: [&str; 3] = ["block_tokens", "kv_dtype", "model_name"];
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoleSetting {
     roles: &'static [Role],
+    /// `ROLE.KEY`, as it was given.
+    name: String,
     key: String,
     value: String,
 }
@@ -46,7 +52,7 @@ impl FromStr for RoleSetting {
         if key.is_empty() || !key.chars().all(is_key_letter) {
             return Err(NotASetting);
         }
-        Ok(Self { roles, key: key.to_owned(), value: value.to_owned() })
+        Ok(Self { roles, name: name.to_owned(), key: key.to_owned(), value: value.to_owned() })
     }
 }
 
@@ -67,6 +73,54 @@ pub fn add_settings(spec: &mut Spec, settings: &[RoleSetting]) -> Result<(), Cli
         spec.args.push(format!("{flag}={value}").into());
     }
     Ok(())
+}
+
+/// Checks that a role has the keys of its settings, before any process starts: the role itself would
+/// say so with a usage of all its flags.
+///
+/// # Errors
+/// It does not have one of them.
+pub fn check_keys(role: Role, program: &Path, settings: &[RoleSetting]) -> Result<(), CliError> {
+    let of_role: Vec<_> = settings.iter().filter(|setting| setting.roles.contains(&role)).collect();
+    if of_role.is_empty() {
+        return Ok(());
+    }
+    let known = keys_of(program);
+    match of_role.iter().find(|setting| !known.is_empty() && !known.contains(&setting.key)) {
+        Some(unknown) => Err(CliError::invalid(FLAG, unknown_key(unknown, role, &known))),
+        None => Ok(()),
+    }
+}
+
+/// The keys of a role, as its program prints them; none if it does not.
+fn keys_of(program: &Path) -> Vec<String> {
+    let printed = Command::new(program).arg("--print-config").stdin(Stdio::null()).stderr(Stdio::null()).output();
+    match printed {
+        Ok(output) if output.status.success() => keys_in(&String::from_utf8_lossy(&output.stdout)),
+        _ => Vec::new(),
+    }
+}
+
+/// Of lines `KEY = VALUE`, and `# KEY is not set`.
+fn keys_in(printed: &str) -> Vec<String> {
+    let first_word = |line: &str| line.trim_start_matches("# ").split(' ').next().map(ToOwned::to_owned);
+    printed.lines().filter_map(first_word).collect()
+}
+
+fn unknown_key(setting: &RoleSetting, role: Role, known: &[String]) -> String {
+    let RoleSetting { name, key, .. } = setting;
+    let role = role.as_str();
+    let nearest = nearest(key, known).map(|nearest| format!("; did you mean {nearest}?")).unwrap_or_default();
+    format!(
+        "{name}: there is no such setting of {role}{nearest} (baton-{role} --help and docs/configuration.md list all)"
+    )
+}
+
+/// The key that a mistyped one is most like.
+fn nearest<'a>(key: &str, known: &'a [String]) -> Option<&'a String> {
+    let likeness = |known: &String| strsim::jaro_winkler(key, known);
+    let nearest = known.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
+    Some(nearest).filter(|nearest| likeness(nearest) > ALIKE)
 }
 
 #[cfg(test)]
@@ -101,6 +155,20 @@ mod tests {
         for role in [Role::Conductor, Role::Prefill, Role::Decode] {
             assert_eq!(given(role, &["node.kv_dtype=int8"]).unwrap(), "--json --kv-dtype=int8");
         }
+    }
+
+    #[test]
+    fn unknown_key_is_told_with_the_nearest_one() {
+        let known =
+            keys_in("max_wait_ms = 30000      # default\n# model is not set    # default\nmax_running = 4 # x\n");
+        assert_eq!(known, ["max_wait_ms", "model", "max_running"]);
+        let told = |text: &str| unknown_key(&text.parse().unwrap(), Role::Conductor, &known);
+        let list = "(baton-conductor --help and docs/configuration.md list all)";
+        assert_eq!(
+            told("conductor.max_wait=1"),
+            format!("conductor.max_wait: there is no such setting of conductor; did you mean max_wait_ms? {list}")
+        );
+        assert_eq!(told("node.colour=1"), format!("node.colour: there is no such setting of conductor {list}"));
     }
 
     #[test]
