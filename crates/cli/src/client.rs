@@ -28,6 +28,16 @@ const MAX_ADDRESSES: usize = 32;
 #[error("no answer within {} s", ANSWER_TIMEOUT.as_secs())]
 pub struct Silent;
 
+/// What took the connection is no gRPC port.
+#[derive(Debug, thiserror::Error)]
+#[error("it does not speak gRPC; an HTTP port does not")]
+struct NotGrpc;
+
+/// Whether gRPC itself failed.
+fn is_broken(status: &Status) -> bool {
+    std::error::Error::source(status).is_some()
+}
+
 /// A conductor that answered.
 #[derive(Clone)]
 pub struct Conductor {
@@ -69,12 +79,14 @@ impl Conductor {
                     let mut addresses = addresses.clone();
                     addresses.rotate_left(index);
                     let conductor = Self { channel, addresses };
-                    // One that hangs takes connections. What is answered does not matter: a port
-                    // for clients does not know the call.
-                    if !has_others || conductor.version().await.is_ok() {
-                        return Ok(conductor);
+                    match conductor.version().await {
+                        Ok(Err(status)) if is_broken(&status) => reasons.push(NotGrpc.to_string()),
+                        // One that hangs takes connections.
+                        Err(silent) if has_others => reasons.push(silent.to_string()),
+                        // What is answered does not matter: a port for clients does not know the
+                        // call.
+                        _ => return Ok(conductor),
                     }
-                    reasons.push(Silent.to_string());
                 }
                 Err(error) => reasons.push(innermost(&error)),
             }
@@ -158,6 +170,23 @@ mod tests {
         let Err(error) = Conductor::connect(&address).await else { panic!("no conductor is there") };
         assert_eq!(error.exit_status(), 4);
         assert!(error.to_string().contains(&address) && error.to_string().contains("refused"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn http_port_is_told_from_a_grpc_port() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        tokio::spawn(async move {
+            use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+            while let Ok((mut socket, _)) = listener.accept().await {
+                let _ = socket.read(&mut [0; 64]).await;
+                let _ = socket.write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n").await;
+            }
+        });
+        let Err(error) = Conductor::connect(&address).await else { panic!("no conductor is there") };
+        assert_eq!(error.exit_status(), 4);
+        let said = error.to_string();
+        assert!(said.contains(&address) && said.contains("gRPC") && said.contains("--conductor"), "{said}");
     }
 
     #[tokio::test]

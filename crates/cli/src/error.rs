@@ -3,10 +3,10 @@
 use std::io;
 
 use baton_bench::BenchError;
-use baton_proto::{RETRY_AFTER_METADATA, kind_of_status};
+use baton_proto::{RETRY_AFTER_METADATA, kind_of_status, reason_of_status};
 use baton_sim::SimulateError;
 use baton_types::ErrorKind;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use crate::args::RequestArgs;
 
@@ -22,12 +22,27 @@ pub enum CliError {
         problem: String,
     },
     /// No conductor answers there.
-    #[error("conductor: cannot reach {address}: {reason} (`baton up` starts a cluster; --conductor says where it is)")]
+    #[error(
+        "no conductor answers at {address}: {reason} (--conductor takes a conductor's gRPC address, or that of its \
+         --operators; `baton up` starts a cluster)"
+    )]
     Unreachable {
         /// Where.
         address: String,
         /// Why.
         reason: String,
+    },
+    /// What is asked does not have the call.
+    #[error(
+        "{}{said} (--conductor takes the gRPC address of a conductor for generate and chat, and that of its \
+         --operators, if it has one, for other commands)",
+        prefix(address)
+    )]
+    NotServed {
+        /// Where, if that is known.
+        address: String,
+        /// What it said.
+        said: String,
     },
     /// The conductor refused, or gave up.
     #[error("{message}{}", retry_hint(*.retry_after_s))]
@@ -60,7 +75,21 @@ fn retry_hint(after_s: Option<u64>) -> String {
     after_s.map_or_else(String::new, |s| format!(" (retry after {s} s)"))
 }
 
+fn prefix(address: &str) -> String {
+    if address.is_empty() { String::new() } else { format!("{address}: ") }
+}
+
 impl CliError {
+    /// The same, of a command that asked this address.
+    pub fn at(self, asked: &str) -> Self {
+        match self {
+            Self::NotServed { address, said } if address.is_empty() => {
+                Self::NotServed { address: asked.to_owned(), said }
+            }
+            other => other,
+        }
+    }
+
     /// A wrong flag or field.
     pub fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Invalid { field: field.into(), problem: problem.into() }
@@ -92,7 +121,7 @@ impl CliError {
     /// What to do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Invalid { .. } => ErrorKind::Invalid,
+            Self::Invalid { .. } | Self::NotServed { .. } => ErrorKind::Invalid,
             Self::Unreachable { .. } => ErrorKind::Unavailable,
             Self::Refused { kind, .. } => *kind,
             Self::Interrupted(_) => ErrorKind::Cancelled,
@@ -159,8 +188,15 @@ impl From<Status> for CliError {
     fn from(status: Status) -> Self {
         let kind = kind_of_status(&status);
         let broken = std::error::Error::source(&status).is_some();
+        if status.code() == Code::Unimplemented && !broken {
+            let said = match status.message() {
+                "" => "this port does not serve the call".to_owned(),
+                said => said.to_owned(),
+            };
+            return Self::NotServed { address: String::new(), said };
+        }
         let message = match (broken, status.message()) {
-            (true, message) => format!("the connection to the conductor broke, if that is its gRPC port: {message}"),
+            (true, _) => format!("the connection to the conductor broke: {}", reason_of_status(&status)),
             (false, "") => format!("the conductor gave no reason ({kind})"),
             (false, message) => message.to_owned(),
         };
@@ -189,6 +225,17 @@ mod tests {
         assert_eq!(CliError::Output(io::ErrorKind::StorageFull.into()).exit_status(), 1);
         let closed = CliError::Output(io::ErrorKind::BrokenPipe.into());
         assert_eq!((closed.exit_status(), closed.line(false)), (0, None));
+    }
+
+    #[test]
+    fn call_to_a_wrong_port_names_the_address_and_the_flag() {
+        let error = CliError::from(Status::unimplemented("this port does not serve /x")).at("h:1");
+        assert_eq!(error.exit_status(), 2);
+        let said = error.to_string();
+        assert!(said.starts_with("h:1: this port does not serve /x (--conductor takes "), "{said}");
+        assert!(
+            CliError::from(Status::unimplemented("")).to_string().starts_with("this port does not serve the call (")
+        );
     }
 
     #[test]

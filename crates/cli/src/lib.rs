@@ -55,7 +55,7 @@ pub fn run(cli: Cli) -> Result<(), CliError> {
     // One thread is enough for a client, and `up` needs it: a child's parent-death signal is bound
     // to the thread that started the child.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         match &cli.command {
             Command::Up(args) => up::run(args, cli.json).await,
             Command::Generate(args) => generate::run(args, &cli.conductor, cli.json).await,
@@ -71,5 +71,6 @@ pub fn run(cli: Cli) -> Result<(), CliError> {
             Command::Bench(_) | Command::Score(_) | Command::Simulate(_) => Ok(()), // have run above
             Command::Version => version::run(&cli.conductor, cli.json).await,
         }
-    })
+    });
+    outcome.map_err(|error| error.at(&cli.conductor))
 }

@@ -11,7 +11,7 @@ use crate::screen::{Paint, Waiting, line};
 use crate::table::node_table;
 use crate::watch::watch;
 
-const HEADER: [&str; 13] = [
+const HEADER: [&str; 14] = [
     "NAME",
     "ROLE",
     "STATE",
@@ -23,6 +23,7 @@ const HEADER: [&str; 13] = [
     "PREFIX HITS",
     "REPORT",
     "GENERATION",
+    "KV DTYPE",
     "KV CLASS",
     "ADDRESS",
 ];
@@ -108,6 +109,7 @@ fn row(node: &v1::NodeStatus) -> Vec<String> {
         of_load(&hits),
         format!("{:.1} s ago", node.report_age_s),
         info.generation,
+        info.layout.map_or_else(none, |layout| layout.dtype),
         info.kv_class,
         info.address,
     ]
@@ -119,8 +121,8 @@ fn unjoined_row(node: &v1::UnjoinedNode) -> Vec<String> {
     row[0].clone_from(&node.name);
     row[1].clone_from(&node.role);
     row[STATE].clone_from(&node.state);
-    row[HEADER.len() - 4] = format!("{:.1} s ago", node.asked_age_s);
-    row[HEADER.len() - 3].clone_from(&node.generation);
+    row[HEADER.len() - 5] = format!("{:.1} s ago", node.asked_age_s);
+    row[HEADER.len() - 4].clone_from(&node.generation);
     row[HEADER.len() - 1].clone_from(&node.address);
     row
 }
@@ -191,7 +193,7 @@ mod tests {
     use super::*;
 
     fn node() -> v1::NodeStatus {
-        let layout = v1::KvLayout { block_tokens: 16, num_layers: 30, ..Default::default() };
+        let layout = v1::KvLayout { block_tokens: 16, num_layers: 30, dtype: "int8".into(), ..Default::default() };
         let info = v1::NodeInfo {
             name: "prefill-0".into(),
             role: "prefill".into(),
@@ -235,9 +237,9 @@ mod tests {
         };
         assert_eq!(unjoined_json(&unjoined)["state"], "unreachable");
         let expected = "\
-NAME       ROLE     STATE        RUNNING  WAITING  PLACED  KV BLOCKS  CACHED TOKENS  PREFIX HITS  REPORT      GENERATION  KV CLASS    ADDRESS
-prefill-0  prefill  lost         -        -        4       -          -              -            12.0 s ago  1a          cpu-int8-3  http://127.0.0.1:9
-decode-1   decode   unreachable  -        -        -       -          -              -            1.5 s ago   2b          -           http://10.9.9.9:7100
+NAME       ROLE     STATE        RUNNING  WAITING  PLACED  KV BLOCKS  CACHED TOKENS  PREFIX HITS  REPORT      GENERATION  KV DTYPE  KV CLASS    ADDRESS
+prefill-0  prefill  lost         -        -        4       -          -              -            12.0 s ago  1a          int8      cpu-int8-3  http://127.0.0.1:9
+decode-1   decode   unreachable  -        -        -       -          -              -            1.5 s ago   2b          -         -           http://10.9.9.9:7100
 
 decode-1 is unreachable: cannot reach http://10.9.9.9:7100: Network is unreachable";
         let listed = v1::ListNodesResponse { nodes: vec![lost], unjoined: vec![unjoined] };
@@ -263,6 +265,7 @@ decode-1 is unreachable: cannot reach http://10.9.9.9:7100: Network is unreachab
                 "75 %",
                 "0.2 s ago",
                 "1a",
+                "int8",
                 "cpu-int8-3",
                 "http://127.0.0.1:9"
             ]

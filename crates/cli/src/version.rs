@@ -1,8 +1,9 @@
 //! `baton version`.
 
-use baton_proto::{PROTOCOL_VERSION, v1};
+use baton_proto::{PROTOCOL_VERSION, reason_of_status, v1};
 use futures::future::join_all;
 use serde_json::json;
+use tonic::Code;
 
 use crate::client::Conductor;
 use crate::error::CliError;
@@ -33,7 +34,10 @@ pub async fn run(addresses: &str, json: bool) -> Result<(), CliError> {
 
 async fn ask(conductor: &Conductor) -> Said {
     let answer = conductor.version().await.map_err(|silent| silent.to_string())?;
-    answer.map_err(|status| CliError::from(status).to_string())
+    answer.map_err(|status| match status.code() {
+        Code::Unimplemented => "it does not serve operators there".to_owned(),
+        _ => reason_of_status(&status),
+    })
 }
 
 fn row(address: &str, said: &Said) -> Vec<String> {
