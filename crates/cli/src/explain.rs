@@ -22,9 +22,25 @@ pub async fn run(args: &ExplainArgs, conductor: &str, json: bool) -> Result<(), 
     let conductor = Conductor::connect(conductor).await?;
     let request = v1::ExplainRequest { request: Some(request) };
     let explained = conductor.cluster().explain(request).await?.into_inner();
-    let text = if json { to_json(&explained).to_string() } else { render(&explained, Paint::stdout()) };
+    let paint = Paint::stdout();
+    let text = if json {
+        to_json(&explained).to_string()
+    } else {
+        format!("{}\n\n{}", render(&explained, paint), legend(paint))
+    };
     Ok(line(&text)?)
 }
+
+/// What the columns of [`render`] mean.
+pub fn legend(paint: Paint) -> String {
+    paint.dim(LEGEND)
+}
+
+const LEGEND: &str = "\
+All times are predictions. CACHED: tokens of the prompt that the node holds. OVERTAKES: queued prompts that go after
+this one. COST: what the placement policy compares; the least is chosen. TBT: with this request in the batch. PUSH: time
+to send it the prompt's KV. PREFILL HERE: queue and compute if the decode node computes the prompt; it disturbs if
+running sequences would wait noticeably.";
 
 const PREFILL: [&str; 9] =
     ["PREFILL", "VERDICT", "PENDING", "CACHED", "QUEUE", "FETCH", "COMPUTE", "OVERTAKES", "COST"];
@@ -67,6 +83,7 @@ fn decision(decision: Option<&Decision>) -> String {
         Some(Decision::Placed(placed)) => {
             let decode = match (placed.decode.as_str(), placed.partial_prefill_tokens) {
                 ("", _) => String::new(),
+                (decode, _) if decode == placed.prefill => ", which computes the prompt and decodes".to_owned(),
                 (decode, 0) => format!(", then {decode}"),
                 (decode, tail) => format!(" and, with the last {tail} tokens of the prompt, {decode}"),
             };
@@ -234,6 +251,16 @@ mod tests {
             "{text}"
         );
         assert_eq!(to_json(&split)["placed"]["partial_prefill_tokens"], 16);
+    }
+
+    #[test]
+    fn explain_names_a_node_once_that_computes_and_decodes() {
+        let mut one = placed();
+        if let Some(Decision::Placed(placed)) = &mut one.decision {
+            placed.prefill = "d0".to_owned();
+        }
+        let text = render(&one, Paint::none());
+        assert!(text.contains("goes to   d0, which computes the prompt and decodes: 64 tokens cached"), "{text}");
     }
 
     #[test]

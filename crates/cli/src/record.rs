@@ -54,9 +54,12 @@ fn render(record: &v1::ExplainByIdResponse, paint: Paint) -> String {
         parts.push(render_decision(decision, paint));
     }
     parts.push(match &record.end {
-        Some(end) => render_end(end, paint),
+        Some(end) => render_end(end, record.decisions.last(), paint),
         None => "it runs".to_owned(),
     });
+    if record.decisions.iter().any(|decision| decision.explanation.is_some()) {
+        parts.push(explain::legend(paint));
+    }
     parts.join("\n\n")
 }
 
@@ -73,7 +76,8 @@ fn render_decision(decision: &v1::RequestDecision, paint: Paint) -> String {
     format!("{head}\n{explained}{reselections}{failure}")
 }
 
-fn render_end(end: &v1::RequestEnd, paint: Paint) -> String {
+/// `last` is the last attempt.
+fn render_end(end: &v1::RequestEnd, last: Option<&v1::RequestDecision>, paint: Paint) -> String {
     let outcome = match &end.failure {
         Some(failure) => paint.red(&format!("{}: {}", failure.kind, failure.message)),
         None => paint.green(&end.finish_reason),
@@ -88,7 +92,7 @@ fn render_end(end: &v1::RequestEnd, paint: Paint) -> String {
     let predicted = end.predicted_output_tokens.map(|tokens| format!(", predicted {tokens:.0}")).unwrap_or_default();
     let rows = [
         ("ended", format!("{outcome}, {} after it came", seconds(timeline.total_s))),
-        ("TTFT", compared(end.ttft_s, end.predicted_ttft_s)),
+        ("TTFT", compared(end.ttft_s, end.predicted_ttft_s) + &before_last(end, last)),
         ("TBT", compared(end.tbt_s, end.predicted_tbt_s)),
         ("cached", format!("{} of {} tokens", usage.cached_tokens, usage.prompt_tokens)),
         ("output", format!("{} tokens{predicted}", usage.completion_tokens)),
@@ -100,10 +104,22 @@ fn render_end(end: &v1::RequestEnd, paint: Paint) -> String {
                 seconds(timeline.decode_queue_s)
             ),
         ),
+        ("prefill", seconds(timeline.prefill_compute_s)),
         ("decoded", decoded(end, &timeline)),
         ("KV transferred", format!("{}, {} of it exposed", bytes(transfer.bytes), seconds(transfer.exposed_seconds))),
     ];
     rows.map(|(name, value)| format!("{name:<9} {value}")).join("\n")
+}
+
+/// What failed attempts took of the time to first token: queue and prefill are those of the attempt
+/// that gave the token.
+fn before_last(end: &v1::RequestEnd, last: Option<&v1::RequestDecision>) -> String {
+    match (end.ttft_s, last) {
+        (Some(ttft_s), Some(last)) if last.attempt > 0 && last.at_s <= ttft_s => {
+            format!("; {} of it before attempt {} was placed", seconds(last.at_s), last.attempt)
+        }
+        _ => String::new(),
+    }
 }
 
 /// Where, and how it came there if that is not the node that was chosen first.
@@ -193,14 +209,17 @@ mod tests {
         for part in [
             "request   ab\n\nattempt 0, decided 2.0 ms after it came, asked 3 times\nprompt    0 tokens",
             "failed    the node was lost\n\n(2 decisions are not kept)\n\nattempt 1, decided 2.0 ms after it came\n",
-            "ended     length, 0 us after it came\nTTFT      200.0 ms, predicted 100.0 ms\nTBT       -, predicted -",
+            "ended     length, 0 us after it came\n",
+            "TTFT      200.0 ms, predicted 100.0 ms; 2.0 ms of it before attempt 1 was placed\nTBT       -, predicted -",
             "cached    64 of 100 tokens\noutput    7 tokens\n",
             "\n\nwent on   d1 instead of d0: no room\n\nended",
-            "\ndecoded   on d1\n",
+            "\nprefill   0 us\ndecoded   on d1\n",
         ] {
             assert!(text.contains(part), "'{part}' in:\n{text}");
         }
-        assert!(render(&v1::ExplainByIdResponse { end: None, ..record() }, Paint::none()).ends_with("\n\nit runs"));
+        assert!(
+            render(&v1::ExplainByIdResponse { end: None, ..record() }, Paint::none()).contains("\n\nit runs\n\nAll")
+        );
     }
 
     #[test]
