@@ -52,6 +52,8 @@ struct Shared {
     /// Of answers that are kept until they are whole. Bodies, which cost nothing yet, do not end
     /// them.
     answers: Budget,
+    /// When this conductor started, seconds since 1970: models are as old for clients.
+    started: u64,
 }
 
 /// The routes, with those that tell of the inside.
@@ -59,6 +61,7 @@ pub fn router(frontend: Arc<Frontend>, tells: Tells, budget: Budget, answers: Bu
     let document = Bytes::from(baton_api::openapi(matches!(tells, Tells::Operators(_))));
     let openapi = || async { ([(header::CONTENT_TYPE, "application/json")], document) };
     let health = health::routes(Arc::clone(&frontend), tells);
+    let started = frontend.clock.unix_ms() / 1000;
     Router::new()
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
@@ -69,8 +72,9 @@ pub fn router(frontend: Arc<Frontend>, tells: Tells, budget: Budget, answers: Bu
         .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
+        .route("/version", get(version))
         .route("/openapi.json", get(openapi))
-        .with_state(Shared { frontend, budget, answers })
+        .with_state(Shared { frontend, budget, answers, started })
         .merge(health)
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
@@ -78,16 +82,16 @@ pub fn router(frontend: Arc<Frontend>, tells: Tells, budget: Budget, answers: Bu
 }
 
 /// In the form of the API whose client asks: Anthropic's has the same paths.
-fn model_json(card: &v1::Model, is_anthropic: bool) -> Value {
+fn model_json(card: &v1::Model, started: u64, is_anthropic: bool) -> Value {
     let v1::Model { name, context_length, .. } = card;
     if is_anthropic {
         return json!({ "type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z" });
     }
-    json!({ "id": name, "object": "model", "created": 0, "owned_by": "baton", "max_model_len": context_length })
+    json!({ "id": name, "object": "model", "created": started, "owned_by": "baton", "max_model_len": context_length })
 }
 
-fn models_json(card: &v1::Model, is_anthropic: bool) -> Value {
-    let model = model_json(card, is_anthropic);
+fn models_json(card: &v1::Model, started: u64, is_anthropic: bool) -> Value {
+    let model = model_json(card, started, is_anthropic);
     if is_anthropic {
         return json!({ "data": [model], "has_more": false, "first_id": card.name, "last_id": card.name });
     }
@@ -95,7 +99,7 @@ fn models_json(card: &v1::Model, is_anthropic: bool) -> Value {
 }
 
 async fn models(State(shared): State<Shared>, headers: HeaderMap) -> Json<Value> {
-    Json(models_json(&shared.frontend.model_card(), headers.contains_key(ANTHROPIC_VERSION)))
+    Json(models_json(&shared.frontend.model_card(), shared.started, headers.contains_key(ANTHROPIC_VERSION)))
 }
 
 async fn model(
@@ -106,7 +110,12 @@ async fn model(
     let Ok(Path(id)) = id else { return Err(HttpError::new(StatusCode::NOT_FOUND, "there is no such model")) };
     let unknown = |error: GenerateError| HttpError::of(&error, TokenizeRequest::FIELDS);
     shared.frontend.model.check_model(&id).map_err(unknown)?;
-    Ok(Json(model_json(&shared.frontend.model_card(), headers.contains_key(ANTHROPIC_VERSION))))
+    Ok(Json(model_json(&shared.frontend.model_card(), shared.started, headers.contains_key(ANTHROPIC_VERSION))))
+}
+
+/// In vLLM's form.
+async fn version() -> Json<Value> {
+    Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
 
 async fn no_such_path(uri: Uri) -> HttpError {
@@ -295,8 +304,9 @@ mod tests {
         let card = v1::Model { name: "m".into(), context_length: 64, ..Default::default() };
         let model = json!({ "type": "model", "id": "m", "display_name": "m", "created_at": "1970-01-01T00:00:00Z" });
         let list = json!({ "data": [model], "has_more": false, "first_id": "m", "last_id": "m" });
-        assert_eq!(models_json(&card, true), list);
-        let openai = models_json(&card, false);
+        assert_eq!(models_json(&card, 7, true), list);
+        let openai = models_json(&card, 7, false);
+        assert_eq!(openai["data"][0]["created"], 7);
         assert_eq!((&openai["object"], &openai["data"][0]["object"]), (&json!("list"), &json!("model")));
     }
 

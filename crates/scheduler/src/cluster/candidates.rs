@@ -384,8 +384,14 @@ fn too_large<T>(
     }
     let room = |layout: &KvLayout| u64::from(layout.num_blocks) * u64::from(layout.block_tokens);
     let largest = nodes.iter().map(|node| room(&node.info().layout)).max().unwrap_or(0);
+    let output = largest.saturating_sub(u64::from(request.prompt_tokens));
+    let less = match role {
+        NodeRole::Decode if output > 1 => format!("; max_tokens up to {output} fits"),
+        _ => String::new(),
+    };
     let message = format!(
-        "no ready {role} node has room for {what}: the largest holds {largest} tokens (its cache_bytes or cache_blocks)"
+        "no ready {role} node has room for {what}: the largest holds {largest} tokens (its cache_bytes or \
+         cache_blocks){less}"
     );
     refuse(ErrorKind::Unavailable, message, Some(RETRY_UNAVAILABLE))
 }
@@ -431,6 +437,9 @@ mod tests {
         let named =
             "no ready decode node has room for 160 prompt and 1500 output tokens: the largest holds 1600 tokens";
         assert!(kind == ErrorKind::Unavailable && message.starts_with(named), "{message}");
+        assert!(message.ends_with("; max_tokens up to 1440 fits"), "{message}");
+        let fits = PlacementRequest { max_tokens: 1440, ..much };
+        assert!(place(&mut cluster, now, &fits).is_ok());
         let resumed = PlacementRequest { output_tokens: 100, ..much };
         assert_eq!(refusal(&mut cluster, now, &resumed).0, ErrorKind::Invalid, "it begins again from its prompt");
     }
