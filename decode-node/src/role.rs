@@ -284,7 +284,7 @@ impl Role for DecodeRole {
     }
 
     fn load(&self, _: Instant) -> Load {
-        let load = self.core.load();
+        let load = Load { ssd_write_failures: self.shell.ssd_write_failures(), ..self.core.load() };
         self.metrics.preemptions.absolute(load.preemptions);
         load
     }

@@ -317,6 +317,6 @@ impl Role for PrefillRole {
     }
 
     fn load(&self, now: Instant) -> Load {
-        self.core.load(now)
+        Load { ssd_write_failures: self.shell.ssd_write_failures(), ..self.core.load(now) }
     }
 }

@@ -81,11 +81,18 @@ fn node_row(node: &v1::NodeCache) -> Vec<String> {
         load.blocks_used.to_string(),
         load.blocks_cached.to_string(),
         load.blocks_total.to_string(),
-        load.blocks_ssd.to_string(),
+        ssd(&load),
         percent(hit_rate(&load, load.prefix_hits)),
         percent(hit_rate(&load, load.prefix_hits_ssd).filter(|_| has_ssd)),
         percent(hit_rate(&load, load.prefix_hits_fetched)),
     ]
+}
+
+fn ssd(load: &v1::Load) -> String {
+    match load.ssd_write_failures {
+        0 => load.blocks_ssd.to_string(),
+        failures => format!("{}, SSD off: {failures} writes in a row failed", load.blocks_ssd),
+    }
 }
 
 /// Part of the prompts' tokens that so many are; none before the first prompt.
@@ -120,7 +127,7 @@ fn status_json(status: &v1::CacheStatusResponse) -> Value {
         json!({
             "node": node.node, "role": node.role, "state": node.state, "block_tokens": node.block_tokens,
             "blocks_total": load.blocks_total, "blocks_used": load.blocks_used, "blocks_cached": load.blocks_cached,
-            "blocks_ssd": load.blocks_ssd,
+            "blocks_ssd": load.blocks_ssd, "ssd_write_failures": load.ssd_write_failures,
             "prefix_queries": load.prefix_queries, "prefix_hits": load.prefix_hits, "hit_rate": hit_rate(&load, load.prefix_hits),
             "prefix_hits_ssd": load.prefix_hits_ssd, "hit_rate_ssd": hit_rate(&load, load.prefix_hits_ssd),
             "prefix_hits_fetched": load.prefix_hits_fetched,
@@ -189,6 +196,8 @@ PREFIX    TOKENS  REQUESTS  HOLDERS
         assert!(render_status(&cold, Paint::none()).ends_with("\n\nno prefix came more than once of late"));
         let json = status_json(&status());
         assert_eq!((&json["nodes"][0]["hit_rate"], &json["nodes"][1]["hit_rate"]), (&json!(0.75), &Value::Null));
+        let off = v1::Load { blocks_ssd: 3, ssd_write_failures: 8, ..v1::Load::default() };
+        assert_eq!(ssd(&off), "3, SSD off: 8 writes in a row failed");
         let unused = v1::Load { prefix_queries: 8, ..v1::Load::default() };
         let unused = node_row(&v1::NodeCache { load: Some(unused), ..v1::NodeCache::default() });
         assert_eq!(unused[7..], ["0 %", "-", "0 %"], "no block was ever on the SSD");

@@ -143,6 +143,11 @@ impl KvStore {
         self.writes.is_shut()
     }
 
+    /// Writes in a row that failed, if puts are refused since; else 0.
+    pub fn failures_if_degraded(&self) -> u32 {
+        if self.is_degraded() { self.failures } else { 0 }
+    }
+
     /// Counts so far.
     pub const fn stats(&self) -> StoreStats {
         self.stats

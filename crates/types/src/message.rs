@@ -341,6 +341,8 @@ pub struct Load {
     pub prefix_hits_fetched: u64,
     /// Blocks on the node's SSD, whether or not they are in the arena too.
     pub blocks_ssd: u32,
+    /// Writes in a row that failed, if the node's SSD takes no blocks since; else 0.
+    pub ssd_write_failures: u32,
     /// How often a running sequence was preempted so far.
     pub preemptions: u64,
     /// Whether a sequence of another decode node would get a slot now, if there are blocks for it:

@@ -153,6 +153,11 @@ impl<E: Send + 'static> NodeShell<E> {
         Some(self.fetches.remove(&key)?.barrier)
     }
 
+    /// Writes to the SSD in a row that failed, if it takes no blocks since; else 0.
+    pub fn ssd_write_failures(&self) -> u32 {
+        self.ssd.as_ref().map_or(0, Ssd::write_failures)
+    }
+
     /// Carries out what a core decided about its SSD.
     ///
     /// # Errors

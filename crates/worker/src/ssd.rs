@@ -314,6 +314,11 @@ impl Ssd {
         }
     }
 
+    /// Writes in a row that failed, if it takes no blocks since; else 0.
+    pub fn write_failures(&self) -> u32 {
+        self.store.failures_if_degraded()
+    }
+
     /// Forgets everything.
     fn clear(&mut self) {
         if let Err(error) = self.store.clear() {

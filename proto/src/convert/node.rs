@@ -203,6 +203,7 @@ impl From<&d::Load> for w::Load {
                 .map(|step| w::StepProgress { elapsed_s: step.elapsed.as_secs_f64(), left_s: step.left.as_secs_f64() }),
             draining: load.draining,
             stalled: load.stalled,
+            ssd_write_failures: load.ssd_write_failures,
         }
     }
 }
@@ -234,6 +235,7 @@ impl TryFrom<w::Load> for d::Load {
             step: load.step.map(progress).transpose()?,
             draining: load.draining,
             stalled: load.stalled,
+            ssd_write_failures: load.ssd_write_failures,
         })
     }
 }
