@@ -273,8 +273,8 @@ impl Frontend {
         let hashes = Arc::clone(&job.block_hashes);
         let observed = !job.bypasses_cache();
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
-        let (others, decodes) = OtherAnswers::new(more, (&job, arrived), &text, &out).unzip();
-        let mut relay = self.relay((0, decodes), arrived, job, text, entry, out);
+        let (others, decodes) = OtherAnswers::new(more, &job, arrived, &text, &out).unzip();
+        let mut relay = self.relay(0, decodes, arrived, job, text, entry, out);
         relay.admitted().await.map_err(|error| error.with_setter(objectives))?;
         if observed {
             self.hot_prefixes().observe(self.clock.now(), &hashes);
@@ -315,7 +315,8 @@ impl Frontend {
     /// The relay of an answer that has not been placed.
     pub(crate) fn relay(
         self: &Arc<Self>,
-        (completion, decodes): (u32, Option<Decodes>),
+        completion: u32,
+        decodes: Option<Decodes>,
         arrived: Instant,
         job: RequestJob,
         text: OutputText,
@@ -325,7 +326,7 @@ impl Frontend {
         let client_id = Arc::clone(&entry.client_id);
         let record = self.decision_log.open(job.request, client_id, job.tokens.len() as u32, job.sampling.max_tokens);
         let core = RequestCore::new(self.clock.now(), arrived, job, self.limits().request);
-        Relay::new(Arc::clone(self), (completion, decodes), core, text, record, entry, out)
+        Relay::new(Arc::clone(self), completion, decodes, core, text, record, entry, out)
     }
 
     fn job(&self, request: RequestId, checked: CheckedRequest) -> Result<RequestJob, GenerateError> {

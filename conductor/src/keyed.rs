@@ -196,7 +196,7 @@ impl Frontend {
                     let answer = attach(&key.answer);
                     key.answer.send_modify(|answer| answer.state = State::Begun);
                     self.tasks.spawn_request("keyed answer", key.keep(responses));
-                    return Ok(self.read(answer, reading, true, (until, limit)));
+                    return Ok(self.read(answer, reading, true, until, limit));
                 }
                 Claim::Another(first, mut answer) => {
                     let time = until.saturating_duration_since(self.clock.now());
@@ -207,7 +207,7 @@ impl Frontend {
                     if begun.ok_or_else(timed_out)?.is_ok() {
                         tracing::info!(request = %id, answered_as = %first, "another request with its key is answered");
                         self.metrics.on_attached();
-                        return Ok(self.read(answer, reading, false, (until, limit)));
+                        return Ok(self.read(answer, reading, false, until, limit));
                     }
                 }
             }
@@ -244,7 +244,8 @@ impl Frontend {
         answer: watch::Receiver<Answer>,
         reading: Reading,
         is_first: bool,
-        (until, limit): (Instant, Duration),
+        until: Instant,
+        limit: Duration,
     ) -> Responses {
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
         let clock = Arc::clone(&self.clock);

@@ -239,21 +239,20 @@ impl Frontend {
         let at = self.clock.now();
         let requests = self.live.at(&info.node);
         let (first, rest) = requests.split_at(requests.len().min(AWAY_AT_ONCE));
-        self.live.node_away(first, at, &info.node, info.generation, away);
+        self.live.node_away(first, at, &info.start(), away);
         if rest.is_empty() {
             return;
         }
         // Of a node that stays away it is told again and again.
         tracing::debug!(node = %info.node, requests = requests.len(), "many requests go on elsewhere");
         let live = self.live.clone();
-        let node = info.node.clone();
-        let generation = info.generation;
+        let start = info.start();
         let rest = rest.to_vec();
         let clock = Arc::clone(&self.clock);
         self.tasks.spawn_request("node away", async move {
             for some in rest.chunks(AWAY_AT_ONCE) {
                 clock.sleep(AWAY_EVERY).await;
-                live.node_away(some, at, &node, generation, away);
+                live.node_away(some, at, &start, away);
             }
         });
     }

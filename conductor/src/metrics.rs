@@ -403,7 +403,7 @@ impl Metrics {
         self.decode_nodes.set(f64::from(card.decode_nodes));
         let unjoined = frontend.unjoined.lately(frontend.clock.now());
         for (why, gauge) in NotJoined::ALL.iter().zip(&self.unjoined) {
-            gauge.set(unjoined.iter().filter(|(.., node)| node.why == *why).count() as f64);
+            gauge.set(unjoined.iter().filter(|(_, node)| node.why == *why).count() as f64);
         }
     }
 }

@@ -35,7 +35,8 @@ impl OtherAnswers {
     /// Those that have these places, beside the first one; `None` if there are none.
     pub fn new(
         entries: Vec<Entry>,
-        (first, arrived): (&RequestJob, Instant),
+        first: &RequestJob,
+        arrived: Instant,
         text: &OutputText,
         out: &mpsc::Sender<Outgoing>,
     ) -> Option<(Self, Decodes)> {
@@ -63,7 +64,7 @@ impl OtherAnswers {
                 first_completion_nodes: first_completion_nodes.clone(),
                 ..self.job.clone()
             };
-            let mut relay = frontend.relay((completion, None), now, job, self.text.clone(), entry, self.out.clone());
+            let mut relay = frontend.relay(completion, None, now, job, self.text.clone(), entry, self.out.clone());
             match relay.admitted().await {
                 Ok(()) => frontend.tasks.spawn_request("relay", async move { relay.run().await }),
                 // The whole answer ends with it.

@@ -91,7 +91,8 @@ impl Relay {
     /// A request that has not been placed.
     pub fn new(
         frontend: Arc<Frontend>,
-        (completion, decodes): (u32, Option<Decodes>),
+        completion: u32,
+        decodes: Option<Decodes>,
         core: RequestCore,
         text: OutputText,
         record: OpenRecord,
@@ -228,8 +229,8 @@ impl Relay {
                 let request = self.core.job().request;
                 tracing::debug!(%request, attempt = attempt.0, %node, "a node spoke of a request that it does not have");
             }
-            LiveEvent::NodeAway(node, generation, away) => {
-                self.core.on_node_away(self.now(), told.at, (&node, generation), away);
+            LiveEvent::NodeAway(start, away) => {
+                self.core.on_node_away(self.now(), told.at, &start, away);
             }
         }
     }
@@ -288,8 +289,9 @@ impl Relay {
                     let asked = self.frontend.ask_for_other(key, &from);
                     self.on_asked(Question::Other { key, from, refused }, asked);
                 }
-                RequestEffect::PlaceMigration { key, to, tokens, exclude } => {
-                    let asked = self.frontend.ask_for_migration((key, to), tokens, &exclude);
+                RequestEffect::PlaceMigration(question) => {
+                    let to = question.migrated;
+                    let asked = self.frontend.ask_for_migration(question);
                     self.on_asked(Question::Migrate { to }, asked);
                 }
                 RequestEffect::Submit { node, job } => self.submit(&node, &job),
@@ -346,10 +348,10 @@ impl Relay {
             }
             (Question::Other { key, from, refused }, Answer::Reselected(to)) => {
                 self.entry.goes_to(to.iter().map(|to| to.node.clone()));
-                self.core.on_reselected(self.now(), key, (&from, refused), to);
+                self.core.on_reselected(self.now(), key, &from, refused, to);
             }
             (Question::Migrate { to }, Answer::Migrated(chosen)) => {
-                self.entry.goes_to(chosen.iter().map(|chosen| chosen.to.0.clone()));
+                self.entry.goes_to(chosen.iter().map(|chosen| chosen.to.node.clone()));
                 self.core.on_migration_placed(to, chosen);
             }
             (question, answer) => tracing::error!(?question, ?answer, "an answer to another question"),
@@ -367,7 +369,7 @@ impl Relay {
         // there: then the request is not told.
         let gone = {
             let cluster = self.frontend.cluster();
-            self.core.needed().iter().find(|start| !cluster.is_here(start)).map(|(node, _)| node.clone())
+            self.core.needed().iter().find(|start| !cluster.is_here(start)).map(|start| start.node.clone())
         };
         let unreachable = gone.or_else(|| {
             let job = v1::PrefillJob { term: self.frontend.desk.term(), ..job.into() };

@@ -142,7 +142,8 @@ impl RunTimeSettings {
         &self,
         before: &SharedSettings,
         change: &[(String, String)],
-        (by, set_at_ms): (&str, u64),
+        by: &str,
+        set_at_ms: u64,
     ) -> Result<SharedSettings, RefusedSetting> {
         let mut values = before.values.clone();
         for (key, value) in change {
@@ -202,9 +203,9 @@ impl Frontend {
             message,
             retry_after: Some(Duration::from_secs(1)),
         };
-        let stamp = (by, self.clock.unix_ms());
+        let now_ms = self.clock.unix_ms();
         let settings = &self.settings;
-        let changed = settings.store.change(|before| settings.next(before, change, stamp)).await;
+        let changed = settings.store.change(|before| settings.next(before, change, by, now_ms)).await;
         let changed = changed.map_err(|error| match error {
             ChangeError::Refused(problem) => {
                 let message = problem.to_string();
@@ -294,7 +295,7 @@ mod tests {
 
     fn next(before: &SharedSettings, key: &str, value: &str) -> Result<SharedSettings, String> {
         let change = [(key.to_owned(), value.to_owned())];
-        settings().next(before, &change, ("me", 7)).map_err(|error| error.to_string())
+        settings().next(before, &change, "me", 7).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use baton_types::{Generation, NodeId, NodeInfo, NodeRole};
+use baton_types::{NodeInfo, NodeRole, NodeStart};
 
 /// Most that are kept: who registers is not known to be a node.
 const MAX_UNJOINED: usize = 64;
@@ -50,15 +50,12 @@ pub struct UnjoinedNode {
     pub asked: Instant,
 }
 
-/// A start of a node.
-type Start = (NodeId, Generation);
-
 /// Those of one conductor.
 #[derive(Default)]
-pub struct UnjoinedNodes(Mutex<BTreeMap<Start, UnjoinedNode>>);
+pub struct UnjoinedNodes(Mutex<BTreeMap<NodeStart, UnjoinedNode>>);
 
 impl UnjoinedNodes {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Start, UnjoinedNode>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeStart, UnjoinedNode>> {
         // Every critical section leaves the map whole, so a panic elsewhere does not spoil it.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -67,7 +64,7 @@ impl UnjoinedNodes {
     pub fn on_not_joined(&self, now: Instant, info: &NodeInfo, why: NotJoined, reason: &str) {
         let mut nodes = self.lock();
         nodes.retain(|_, node| now.saturating_duration_since(node.asked) < FORGET_AFTER);
-        let start = (info.node.clone(), info.generation);
+        let start = info.start();
         if nodes.len() >= MAX_UNJOINED && !nodes.contains_key(&start) {
             return;
         }
@@ -79,21 +76,21 @@ impl UnjoinedNodes {
 
     /// A node has a session: it and its earlier starts ask no more.
     pub fn on_joined(&self, info: &NodeInfo) {
-        self.lock().retain(|(node, generation), _| *node != info.node || *generation > info.generation);
+        self.lock().retain(|start, _| start.node != info.node || start.generation > info.generation);
     }
 
     /// Why no session with a start of a node began, if one was tried.
     pub fn reason(&self, info: &NodeInfo) -> Option<String> {
         let nodes = self.lock();
-        let node = nodes.get(&(info.node.clone(), info.generation));
+        let node = nodes.get(&info.start());
         node.filter(|node| node.why == NotJoined::Unreachable).map(|node| node.reason.clone())
     }
 
     /// Those that asked lately, by name.
-    pub fn lately(&self, now: Instant) -> Vec<(NodeId, Generation, UnjoinedNode)> {
+    pub fn lately(&self, now: Instant) -> Vec<(NodeStart, UnjoinedNode)> {
         let nodes = self.lock();
         let lately = nodes.iter().filter(|(_, node)| now.saturating_duration_since(node.asked) < FORGET_AFTER);
-        lately.map(|((node, generation), unjoined)| (node.clone(), *generation, unjoined.clone())).collect()
+        lately.map(|(start, unjoined)| (start.clone(), unjoined.clone())).collect()
     }
 }
 
@@ -110,12 +107,12 @@ mod tests {
             nodes.on_not_joined(start, &info(&format!("n{n:02}"), 1), NotJoined::Refused, &"x".repeat(10_000));
         }
         let lately = nodes.lately(start);
-        assert_eq!((lately.len(), lately[0].2.reason.len()), (MAX_UNJOINED, MAX_TEXT));
+        assert_eq!((lately.len(), lately[0].1.reason.len()), (MAX_UNJOINED, MAX_TEXT));
         let later = start + Duration::from_secs(20);
         nodes.on_not_joined(later, &info("n00", 1), NotJoined::Unreachable, "no route");
         nodes.on_not_joined(later, &info("n01", 2), NotJoined::Unreachable, "no route");
         assert_eq!(nodes.reason(&info("n00", 1)).as_deref(), Some("no route"));
-        let names = |now| nodes.lately(now).iter().map(|(node, ..)| node.to_string()).collect::<Vec<_>>();
+        let names = |now| nodes.lately(now).iter().map(|(start, _)| start.node.to_string()).collect::<Vec<_>>();
         assert_eq!(names(start + Duration::from_secs(31)), ["n00"], "the other one found no room");
         nodes.on_joined(&info("n00", 0));
         assert_eq!(names(later), names(start), "an earlier start has joined");

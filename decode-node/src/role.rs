@@ -8,8 +8,8 @@ use baton_runtime::MetricDoc;
 use baton_scheduler::{DecodeConfig, DecodeCore, DecodeEffect, PushId, RequestKey, StepPlan};
 use baton_transfer_engine::{Arrival, ArrivalReceiver, GrantSpec};
 use baton_types::{
-    DecodeEvent, ErrorKind, Generation, GrantId, GrantReply, Handoff, LeaseRequest, Load, NodeId, NodeRole,
-    PrefillEvent, Refused,
+    DecodeEvent, ErrorKind, GrantId, GrantReply, Handoff, LeaseRequest, Load, NodeRole, NodeStart, PrefillEvent,
+    Refused,
 };
 use baton_worker::config::Settings;
 use baton_worker::{FetchEvent, GrantAnswer, Input, NodeParts, NodeShell, Role, Ssd, core_refused};
@@ -94,9 +94,7 @@ impl DecodeRole {
         #[cfg(any(test, feature = "testing"))]
         baton_worker::testing::note("decode", effect.name());
         match effect {
-            DecodeEffect::OpenGrant { key, prefill, prefill_generation, reply } => {
-                self.open_grant(key, prefill, prefill_generation, reply);
-            }
+            DecodeEffect::OpenGrant { key, prefill, reply } => self.open_grant(key, prefill, reply),
             DecodeEffect::RefuseGrant { key, refused } => {
                 self.metrics.refused.increment(1);
                 self.answer_grant(key, Err(refused));
@@ -165,12 +163,12 @@ impl DecodeRole {
         }
     }
 
-    fn open_grant(&mut self, key: RequestKey, prefill: NodeId, generation: Generation, reply: GrantReply) {
+    fn open_grant(&mut self, key: RequestKey, prefill: NodeStart, reply: GrantReply) {
         let spec = GrantSpec {
             id: reply.grant,
             segment: self.shell.parts.segment,
             ranges: self.shell.parts.model.layout.ranges(&reply.blocks),
-            writer: Some((prefill, generation)),
+            writer: Some(prefill),
             // The transfer engine keeps the machine's clock.
             expires: baton_runtime::now() + GRANT_LIFETIME,
         };

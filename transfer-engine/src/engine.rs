@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use baton_memory::MemoryRegion;
 use baton_runtime::TaskSet;
-use baton_types::GrantId;
+use baton_types::{GrantId, NodeStart};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::batch::{Op, normalize, total};
 use crate::fence_guard::FenceGuard;
-use crate::grant::{Access, GrantTable, Writer};
+use crate::grant::{Access, GrantTable};
 use crate::metrics::Metrics;
 use crate::path::PathReport;
 use crate::transport::net::NetTransport;
@@ -66,8 +66,8 @@ impl Host {
     }
 
     /// This engine as a writer.
-    pub(crate) fn writer(&self) -> Writer {
-        Writer { node: self.config.node.clone(), generation: self.config.generation }
+    pub(crate) fn writer(&self) -> NodeStart {
+        NodeStart { node: self.config.node.clone(), generation: self.config.generation }
     }
 
     pub(crate) fn region(&self, segment: SegmentId) -> Result<Arc<MemoryRegion>, TransferError> {
@@ -235,7 +235,7 @@ impl TransferEngine {
         let spans = normalize(op, spans, region.len() as u64, remote.length)?;
         let job = Job {
             op,
-            target: Writer { node: remote.node.clone(), generation: remote.generation },
+            target: NodeStart { node: remote.node.clone(), generation: remote.generation },
             addresses: remote.transports.clone(),
             segment: remote.id,
             grant,

@@ -3,10 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use baton_types::{Generation, NodeId};
+use baton_types::{Generation, NodeId, NodeStart};
 use metrics::{Counter, Gauge, counter, gauge};
 
-use crate::grant::Writer;
 use crate::metrics::{CHANGES, PEER_BANDWIDTH, PEER_BATCHES, PEER_BUSY, PEER_BYTES, PEER_IN_FLIGHT, RETRIES};
 use crate::{TransferError, TransportKind};
 
@@ -64,8 +63,9 @@ struct State {
     in_flight: u64,
     /// Since when bytes have been on their way without a break, or since the last account of it.
     since: Option<Instant>,
-    /// The window that is not yet in the average.
-    window: (u64, Duration),
+    /// Of the window that is not yet in the average.
+    window_bytes: u64,
+    window_time: Duration,
     average: Option<f64>,
     /// What is not yet a whole second of the time in which bytes were on their way.
     busy: Duration,
@@ -77,11 +77,12 @@ impl State {
     fn account(&mut self, now: Instant) -> u64 {
         let elapsed = self.since.map_or(Duration::ZERO, |since| now - since);
         self.since = (self.in_flight > 0).then_some(now);
-        self.window.1 += elapsed;
-        if self.window.0 >= WINDOW_BYTES {
+        self.window_time += elapsed;
+        if self.window_bytes >= WINDOW_BYTES {
             let newest = self.newest();
             self.average = Some(self.average.map_or(newest, |old| old + NEWEST * (newest - old)));
-            self.window = (0, Duration::ZERO);
+            self.window_bytes = 0;
+            self.window_time = Duration::ZERO;
         }
         let busy = self.busy + elapsed;
         self.busy = Duration::from_nanos(u64::from(busy.subsec_nanos()));
@@ -90,11 +91,11 @@ impl State {
 
     /// The average; before the first whole window, what there is of it.
     fn bandwidth(&self) -> Option<f64> {
-        self.average.or_else(|| (self.window.0 > 0 && !self.window.1.is_zero()).then(|| self.newest()))
+        self.average.or_else(|| (self.window_bytes > 0 && !self.window_time.is_zero()).then(|| self.newest()))
     }
 
     fn newest(&self) -> f64 {
-        self.window.0 as f64 / self.window.1.as_secs_f64().max(1e-9)
+        self.window_bytes as f64 / self.window_time.as_secs_f64().max(1e-9)
     }
 }
 
@@ -173,7 +174,7 @@ impl PathStats {
     pub(crate) fn on_acknowledged(&self, kind: TransportKind, bytes: u64) {
         let mut state = self.state();
         state.bytes += bytes;
-        state.window.0 += bytes;
+        state.window_bytes += bytes;
         drop(state);
         counter!(PEER_BYTES, "peer" => self.peer.clone(), "transport" => kind.as_str()).increment(bytes);
     }
@@ -183,7 +184,7 @@ impl PathStats {
         self.retries.increment(parts);
     }
 
-    pub(crate) fn report(&self, target: &Writer, lanes: usize) -> PathReport {
+    pub(crate) fn report(&self, target: &NodeStart, lanes: usize) -> PathReport {
         let state = self.state();
         PathReport {
             node: target.node.clone(),
@@ -243,14 +244,14 @@ mod tests {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let mut state = State { in_flight: 1, since: Some(at(0)), ..State::default() };
-        state.window.0 = WINDOW_BYTES;
+        state.window_bytes = WINDOW_BYTES;
         state.in_flight = 0;
         assert_eq!((state.account(at(100)), state.busy), (0, Duration::from_millis(100)));
         let first = state.average.unwrap();
         assert!((first - WINDOW_BYTES as f64 * 10.0).abs() < 1.0, "{first}");
         assert_eq!((state.account(at(900)), state.busy), (0, Duration::from_millis(100)), "nothing was on its way");
         state.since = Some(at(900));
-        state.window.0 = WINDOW_BYTES;
+        state.window_bytes = WINDOW_BYTES;
         state.account(at(950));
         let second = state.average.unwrap();
         assert!((second - first * 1.3).abs() < first * 0.01, "{first} {second}");

@@ -60,10 +60,10 @@ impl v1::cluster_server::Cluster for ClusterService {
         });
         let nodes = nodes.collect();
         drop(cluster);
-        let unjoined = self.0.unjoined.lately(now).into_iter().map(|(node, generation, unjoined)| v1::UnjoinedNode {
-            name: node.to_string(),
+        let unjoined = self.0.unjoined.lately(now).into_iter().map(|(start, unjoined)| v1::UnjoinedNode {
+            name: start.node.to_string(),
             role: unjoined.role.as_str().into(),
-            generation: generation.to_string(),
+            generation: start.generation.to_string(),
             address: unjoined.address,
             state: unjoined.why.as_str().into(),
             reason: unjoined.reason,
@@ -81,9 +81,9 @@ impl v1::cluster_server::Cluster for ClusterService {
         let asked = |node: &&ClusterNode| node.state() != NodeState::Drained;
         let infos: Vec<NodeInfo> = self.0.cluster().nodes().filter(asked).map(|node| node.info().clone()).collect();
         let mut nodes = Vec::with_capacity(infos.len());
-        for (node, _, unjoined) in self.0.unjoined.lately(self.0.clock.now()) {
+        for (start, unjoined) in self.0.unjoined.lately(self.0.clock.now()) {
             let problem = format!("{}: {}", unjoined.why.as_str(), unjoined.reason);
-            nodes.push(v1::NodeIntegrity { node: node.to_string(), problem, load: None });
+            nodes.push(v1::NodeIntegrity { node: start.node.to_string(), problem, load: None });
         }
         for info in infos {
             let (problem, load) = match within(&*self.0.clock, INTEGRITY_TIMEOUT, check_node(&info)).await {

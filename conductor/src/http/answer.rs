@@ -39,7 +39,7 @@ pub(super) async fn serve(shared: &Shared, headers: &HeaderMap, call: Call, take
     let id = new_request_id();
     let client_id = error::client_id(headers).unwrap_or_default();
     let response = match idempotency_key(headers) {
-        Ok(key) => answer(shared, (id, client_id, key), call, taken_in).await,
+        Ok(key) => answer(shared, id, client_id, key, call, taken_in).await,
         Err(error) => Err(error),
     };
     let response = response.unwrap_or_else(IntoResponse::into_response);
@@ -49,7 +49,9 @@ pub(super) async fn serve(shared: &Shared, headers: &HeaderMap, call: Call, take
 /// Whatever refuses one of a call's requests does so before the answer begins.
 async fn answer(
     shared: &Shared,
-    (id, client_id, key): (RequestId, &str, &str),
+    id: RequestId,
+    client_id: &str,
+    key: &str,
     call: Call,
     taken_in: Reservation,
 ) -> Result<Response, HttpError> {

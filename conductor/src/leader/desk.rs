@@ -248,13 +248,8 @@ impl Frontend {
     }
 
     /// Asks for another decode node that goes on with an attempt, as the second one.
-    pub fn ask_for_migration(
-        &self,
-        (key, migrated): (RequestKey, RequestKey),
-        tokens: u32,
-        exclude: &[NodeId],
-    ) -> PendingAnswer {
-        let question = MigrationQuestion { key, migrated, tokens, exclude: exclude.to_vec() };
+    pub fn ask_for_migration(&self, question: MigrationQuestion) -> PendingAnswer {
+        let migrated = question.migrated;
         self.at_desk(|desk, now, cluster| {
             let answered = desk.core.on_ask_for_migration(now, question, cluster, &mut random_u64);
             desk.asked(migrated, answered)
@@ -359,9 +354,9 @@ impl Frontend {
 impl Frontend {
     /// Another conductor follows, which has heard of leaders up to a term. `None` if this one does
     /// not lead, or not in such a late one.
-    pub fn on_follower(&self, who: (ConductorId, u64), attempts: &[Declared]) -> Option<Following> {
+    pub fn on_follower(&self, who: ConductorId, latest: u64, attempts: &[Declared]) -> Option<Following> {
         self.at_desk(|desk, now, cluster| {
-            let of = desk.core.on_follower(now, who, attempts, cluster)?;
+            let of = desk.core.on_follower(now, who, latest, attempts, cluster)?;
             let over = CancellationToken::new();
             desk.streams.insert(of.stream, over.clone());
             Some(Following { of, over })

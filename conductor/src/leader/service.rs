@@ -41,7 +41,7 @@ impl v1::leader_server::Leader for LeaderService {
             return Err(Status::invalid_argument("message: the first one must be a greeting"));
         };
         let (answers, stream) = mpsc::channel(QUEUED_ANSWERS);
-        let Some(follower) = Follower::new(&self.0, (conductor, latest_term), &attempts) else {
+        let Some(follower) = Follower::new(&self.0, conductor, latest_term, &attempts) else {
             return Err(Status::failed_precondition("this conductor does not lead"));
         };
         self.0.tasks.spawn_request("follower", follower.serve(messages, answers));
@@ -56,9 +56,9 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(frontend: &Arc<Frontend>, who: (ConductorId, u64), attempts: &[Declared]) -> Option<Self> {
-        let following = frontend.on_follower(who, attempts)?;
-        tracing::info!(conductor = %who.0, attempts = attempts.len(), "another conductor follows");
+    fn new(frontend: &Arc<Frontend>, who: ConductorId, latest: u64, attempts: &[Declared]) -> Option<Self> {
+        let following = frontend.on_follower(who, latest, attempts)?;
+        tracing::info!(conductor = %who, attempts = attempts.len(), "another conductor follows");
         Some(Self { frontend: Arc::clone(frontend), following })
     }
 

@@ -10,7 +10,7 @@ use baton_transfer_engine::{
     Arrival, ArrivalReceiver, Batch, BatchOptions, BatchReport, GrantSpec, SegmentDescriptor, SegmentId, SpanPair,
     TransferConfig, TransferEngine, TransferError,
 };
-use baton_types::{Generation, GrantId, NodeId};
+use baton_types::{Generation, GrantId, NodeId, NodeStart};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
@@ -137,9 +137,10 @@ impl Grants {
 
     fn spec(&self, id: GrantId) -> Result<GrantSpec, TransferError> {
         let node = NodeId::new(INITIATOR).map_err(|error| TransferError::Protocol(error.to_string()))?;
+        let writer = NodeStart { node, generation: self.writer };
         let ranges = std::iter::once(0..self.bytes).collect();
         let expires = baton_runtime::now() + GRANT_LIFE;
-        Ok(GrantSpec { id, segment: self.segment, ranges, writer: Some((node, self.writer)), expires })
+        Ok(GrantSpec { id, segment: self.segment, ranges, writer: Some(writer), expires })
     }
 
     /// Counts what arrives, and replaces a grant that is used up.

@@ -69,7 +69,7 @@ async fn follow_anywhere(
     let mut shown = 0;
     let mut tries = conductor.conductors();
     let ended = loop {
-        let result = follow(conductor, request.clone(), json, record, (&mut screen, &mut shown)).await;
+        let result = follow(conductor, request.clone(), json, record, &mut screen, &mut shown).await;
         tries -= 1;
         match result {
             Err(error) if error.kind() == ErrorKind::Unavailable && tries > 0 => match conductor.another().await {
@@ -89,7 +89,8 @@ async fn follow(
     request: v1::GenerateRequest,
     json: bool,
     record: &mut Record,
-    (screen, shown): (&mut Answer, &mut usize),
+    screen: &mut Answer,
+    shown: &mut usize,
 ) -> Result<(), CliError> {
     let sent = SystemClock.now();
     let mut waiting = Waiting::new("waiting for the first token", json);

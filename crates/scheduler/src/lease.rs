@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use baton_kv_cache::{BlockPool, BlockState};
 use baton_types::{
-    BlockId, ErrorKind, Generation, GrantId, LeaseRelease, LeaseReply, LeaseRequest, NodeId, Refused, RequestKey,
+    BlockId, ErrorKind, GrantId, LeaseRelease, LeaseReply, LeaseRequest, NodeStart, Refused, RequestKey,
 };
 
 /// What the shell carries out about leases.
@@ -27,9 +27,7 @@ pub enum LeaseEffect {
         /// The reader's request.
         key: RequestKey,
         /// Who may read.
-        reader: NodeId,
-        /// Its start.
-        reader_generation: Generation,
+        reader: NodeStart,
         /// The lease, and where its blocks are.
         reply: LeaseReply,
     },
@@ -51,8 +49,7 @@ crate::named!(LeaseEffect: Open, Refuse, End);
 
 #[derive(Debug)]
 struct Lease {
-    /// Who reads, and the start of it.
-    reader: (NodeId, Generation),
+    reader: NodeStart,
     blocks: Vec<BlockId>,
     expires: Instant,
 }
@@ -77,24 +74,25 @@ impl Leases {
 
     /// Pins what is still here of the blocks asked for: the first ones without a gap. `wanted`:
     /// blocks that have to be free or cached before the first of the node's own requests that wait
-    /// for room has it. `moves`: the reader goes on with a sequence of this node, and is not one of
-    /// those that come without end.
+    /// for room has it. `migrates`: the reader goes on with a sequence of this node, and is not one
+    /// of those that come without end.
     pub fn open(
         &mut self,
         now: Instant,
         pool: &mut BlockPool,
         id: GrantId,
         request: LeaseRequest,
-        (wanted, migrates): (Option<usize>, bool),
+        wanted: Option<usize>,
+        migrates: bool,
     ) -> LeaseEffect {
-        let LeaseRequest { key, reader, reader_generation, block_hashes } = request;
+        let LeaseRequest { key, reader: node, reader_generation: generation, block_hashes } = request;
         let refuse = |kind, message| LeaseEffect::Refuse { key, refused: Refused { kind, message } };
         if self.open.len() >= self.max {
             return refuse(ErrorKind::Overloaded, format!("{} leases are open, as many as may", self.open.len()));
         }
-        let theirs = self.open.values().filter(|lease| lease.reader.0 == reader).count();
+        let theirs = self.open.values().filter(|lease| lease.reader.node == node).count();
         if theirs >= self.max.div_ceil(READERS) && !migrates {
-            return refuse(ErrorKind::Overloaded, format!("{reader} has {theirs} leases, as many as one node may"));
+            return refuse(ErrorKind::Overloaded, format!("{node} has {theirs} leases, as many as one node may"));
         }
         let mut blocks = pool.match_prefix(&block_hashes);
         let mut seen = BTreeSet::new();
@@ -112,9 +110,9 @@ impl Leases {
         }
         pool.acquire(&blocks);
         let reply = LeaseReply { lease: id, blocks: blocks.clone() };
-        let lease = Lease { reader: (reader.clone(), reader_generation), blocks, expires: now + self.ttl };
-        self.open.insert(id, lease);
-        LeaseEffect::Open { key, reader, reader_generation, reply }
+        let reader = NodeStart { node, generation };
+        self.open.insert(id, Lease { reader: reader.clone(), blocks, expires: now + self.ttl });
+        LeaseEffect::Open { key, reader, reply }
     }
 
     /// No lease of a node that is on its way out.
@@ -155,7 +153,7 @@ impl Leases {
     }
 
     /// A reader is gone: the time of its leases is up.
-    pub fn on_reader_lost(&mut self, now: Instant, reader: &(NodeId, Generation)) {
+    pub fn on_reader_lost(&mut self, now: Instant, reader: &NodeStart) {
         let its = self.open.values_mut().filter(|lease| lease.reader == *reader);
         its.for_each(|lease| lease.expires = lease.expires.min(now));
     }
@@ -180,7 +178,7 @@ impl Leases {
 mod tests {
     use std::sync::Arc;
 
-    use baton_types::{Attempt, BlockHash, RequestId};
+    use baton_types::{Attempt, BlockHash, Generation, NodeId, RequestId};
 
     use super::*;
 
@@ -222,7 +220,7 @@ mod tests {
         let mut leases = Leases::new(2, Duration::from_secs(5));
         let beyond = [hashes[1], hashes[2], BlockHash([9; 16]), hashes[0]];
         assert_eq!(
-            opened(leases.open(now, &mut pool, GrantId(1), request(&beyond), (None, false))),
+            opened(leases.open(now, &mut pool, GrantId(1), request(&beyond), None, false)),
             2,
             "up to the first gap"
         );
@@ -239,16 +237,16 @@ mod tests {
         let ((mut pool, hashes), now) = (pool(), Instant::now());
         let mut leases = Leases::new(1, Duration::from_secs(5));
         let gone = request(&[BlockHash([9; 16])]);
-        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(1), gone, (None, false))), ErrorKind::NotFound);
+        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(1), gone, None, false)), ErrorKind::NotFound);
         let promised = pool.reserve(3).unwrap();
         assert_eq!(
-            refusal(leases.open(now, &mut pool, GrantId(2), request(&hashes), (None, false))),
+            refusal(leases.open(now, &mut pool, GrantId(2), request(&hashes), None, false)),
             ErrorKind::Overloaded
         );
         pool.cancel_reservation(promised);
-        assert_eq!(opened(leases.open(now, &mut pool, GrantId(3), request(&hashes), (None, false))), 3);
+        assert_eq!(opened(leases.open(now, &mut pool, GrantId(3), request(&hashes), None, false)), 3);
         assert_eq!(
-            refusal(leases.open(now, &mut pool, GrantId(4), request(&hashes), (None, false))),
+            refusal(leases.open(now, &mut pool, GrantId(4), request(&hashes), None, false)),
             ErrorKind::Overloaded
         );
     }
@@ -257,9 +255,10 @@ mod tests {
     fn lease_is_released_only_by_its_reader() {
         let ((mut pool, hashes), now) = (pool(), Instant::now());
         let mut leases = Leases::new(2, Duration::from_secs(5));
-        opened(leases.open(now, &mut pool, GrantId(1), request(&hashes), (None, false)));
+        opened(leases.open(now, &mut pool, GrantId(1), request(&hashes), None, false));
         let mut by = |name: &str, generation| {
-            let reader = Some((NodeId::new(name).unwrap(), Generation(generation)));
+            let node = NodeId::new(name).unwrap();
+            let reader = Some(NodeStart { node, generation: Generation(generation) });
             leases.release(&mut pool, &LeaseRelease { lease: GrantId(1), reader }).is_some()
         };
         assert_eq!([by("p1", 1), by("p0", 2), by("p0", 1), by("p0", 1)], [false, false, true, false]);
@@ -272,19 +271,19 @@ mod tests {
         let mut leases = Leases::new(9, Duration::from_secs(5));
         let own = pool.allocate(1).unwrap();
         let two = request(&hashes[..2]);
-        assert_eq!(opened(leases.open(now, &mut pool, GrantId(1), two.clone(), (Some(1), false))), 2, "one is left");
+        assert_eq!(opened(leases.open(now, &mut pool, GrantId(1), two.clone(), Some(1), false)), 2, "one is left");
         // A request needs what readers hold: no more of them, whether they want the same blocks or
         // others.
         assert_eq!(
-            refusal(leases.open(now, &mut pool, GrantId(2), two.clone(), (Some(3), false))),
+            refusal(leases.open(now, &mut pool, GrantId(2), two.clone(), Some(3), false)),
             ErrorKind::Overloaded
         );
         let third = request(&hashes[2..]);
-        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(3), third, (Some(1), false))), ErrorKind::Overloaded);
+        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(3), third, Some(1), false)), ErrorKind::Overloaded);
         // If the node's own blocks are what it waits for, readers do no harm.
-        assert_eq!(opened(leases.open(now, &mut pool, GrantId(4), two.clone(), (Some(4), false))), 2);
+        assert_eq!(opened(leases.open(now, &mut pool, GrantId(4), two.clone(), Some(4), false)), 2);
         pool.release(&own);
-        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(5), two, (Some(4), false))), ErrorKind::Overloaded);
+        assert_eq!(refusal(leases.open(now, &mut pool, GrantId(5), two, Some(4), false)), ErrorKind::Overloaded);
         for lease in [1, 4] {
             leases.release(&mut pool, &GrantId(lease).into());
         }
@@ -295,7 +294,7 @@ mod tests {
     fn lease_expires_if_it_is_not_released() {
         let ((mut pool, hashes), now) = (pool(), Instant::now());
         let mut leases = Leases::new(1, Duration::from_secs(5));
-        opened(leases.open(now, &mut pool, GrantId(1), request(&hashes), (None, false)));
+        opened(leases.open(now, &mut pool, GrantId(1), request(&hashes), None, false));
         let due = leases.next_expiry().unwrap();
         assert_eq!(due, now + Duration::from_secs(5));
         assert_eq!(leases.expire(now, &mut pool), None);

@@ -4,7 +4,7 @@ use baton_types::TokenId;
 
 use crate::error::TextError;
 use crate::guard::ControlToken;
-use crate::special::{Segment, SpecialSplitter, without};
+use crate::special::{Added, Segment, SpecialSplitter, without};
 use crate::vocabulary::Vocabulary;
 
 pub(crate) const BOS: TokenId = 256;
@@ -35,7 +35,8 @@ impl ByteEncoder {
         for id in vocabulary.len() as u32..VOCAB_SIZE {
             vocabulary.push(format!("<|reserved_{id}|>").as_bytes(), true)?;
         }
-        let tokens: Vec<_> = (BOS..).zip(SPECIALS).map(|(id, text)| (text.to_owned(), id, true)).collect();
+        let special = |(id, text): (TokenId, &str)| Added { text: text.to_owned(), id, is_special: true };
+        let tokens: Vec<_> = (BOS..).zip(SPECIALS).map(special).collect();
         Ok((Self { splitter: SpecialSplitter::new(&tokens)? }, vocabulary))
     }
 

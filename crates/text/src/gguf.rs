@@ -14,7 +14,7 @@ use crate::guard::ControlToken;
 use crate::hugging_face::HuggingFaceEncoder;
 use crate::pre_tokenizer::{Dialect, dialect};
 use crate::sentencepiece::{PieceKind, SPACE, SentencePieceEncoder, byte_piece};
-use crate::special::SpecialSplitter;
+use crate::special::{Added, SpecialSplitter};
 use crate::tokenizer::{Encoder, Parts};
 use crate::vocabulary::{MAX_VOCAB_SIZE, Vocabulary};
 
@@ -141,7 +141,7 @@ impl<'a> GgufTokenizer<'a> {
         let mut tokenizer = tokenizers::Tokenizer::new(ModelWrapper::from(model));
         let failed = |error: tokenizers::Error| TextError::model(TOKENS, error.to_string());
         tokenizer.with_pre_tokenizer(Some(pre_tokenizer)).with_normalizer(normalizer).map_err(failed)?;
-        let added = self.added().map(|(text, _, special)| AddedToken::from(text, special).normalized(false));
+        let added = self.added().map(|token| AddedToken::from(token.text, token.is_special).normalized(false));
         tokenizer.add_tokens(added).map_err(failed)?;
         let mut vocabulary = Vocabulary::default();
         for (text, kind) in self.tokens.iter().zip(&self.kinds) {
@@ -187,10 +187,9 @@ impl<'a> GgufTokenizer<'a> {
         Ok(Parts { space_prefix, ..self.parts(Encoder::SentencePiece(encoder), vocabulary, true) })
     }
 
-    /// Text, id and whether it is special, of each added token.
-    fn added(&self) -> impl Iterator<Item = (String, TokenId, bool)> + '_ {
-        let tokens = (0..).zip(self.tokens.iter().zip(&self.kinds));
-        tokens.filter(|(_, (_, kind))| kind.is_added()).map(|(id, (text, kind))| (text.clone(), id, kind.is_special()))
+    fn added(&self) -> impl Iterator<Item = Added> + '_ {
+        let tokens = (0..).zip(self.tokens.iter().zip(&self.kinds)).filter(|(_, (_, kind))| kind.is_added());
+        tokens.map(|(id, (text, kind))| Added { text: text.clone(), id, is_special: kind.is_special() })
     }
 
     fn parts(&self, encoder: Encoder, vocabulary: Vocabulary, add_bos_default: bool) -> Parts {
@@ -204,7 +203,7 @@ impl<'a> GgufTokenizer<'a> {
             prefix: self.bos.filter(|_| self.add_bos.unwrap_or(add_bos_default)).into_iter().collect(),
             suffix: self.eos.filter(|_| self.add_eos.unwrap_or(false)).into_iter().collect(),
             space_prefix: false,
-            added: self.added().map(|(text, _, is_special)| ControlToken { text, is_special }).collect(),
+            added: self.added().map(|Added { text, is_special, .. }| ControlToken { text, is_special }).collect(),
         }
     }
 }

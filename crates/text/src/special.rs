@@ -16,6 +16,13 @@ pub(crate) enum Segment<'t> {
     Token(TokenId),
 }
 
+/// An added token.
+pub(crate) struct Added {
+    pub(crate) text: String,
+    pub(crate) id: TokenId,
+    pub(crate) is_special: bool,
+}
+
 /// Splits text at added tokens: the leftmost first, and of those the longest.
 #[derive(Debug)]
 pub(crate) struct SpecialSplitter {
@@ -31,11 +38,11 @@ struct Matcher {
 }
 
 impl SpecialSplitter {
-    /// `tokens`: text, id, and whether it is special; empty texts are left out.
-    pub(crate) fn new(tokens: &[(String, TokenId, bool)]) -> Result<Self, TextError> {
+    /// Empty texts are left out.
+    pub(crate) fn new(tokens: &[Added]) -> Result<Self, TextError> {
         Ok(Self {
             all: Matcher::new(tokens.iter())?,
-            user_defined: Matcher::new(tokens.iter().filter(|token| !token.2))?,
+            user_defined: Matcher::new(tokens.iter().filter(|token| !token.is_special))?,
         })
     }
 
@@ -67,9 +74,9 @@ pub(crate) fn without(text: &str, mark: Option<char>) -> Cow<'_, str> {
 }
 
 impl Matcher {
-    fn new<'a>(tokens: impl Iterator<Item = &'a (String, TokenId, bool)>) -> Result<Self, TextError> {
+    fn new<'a>(tokens: impl Iterator<Item = &'a Added>) -> Result<Self, TextError> {
         let (texts, ids): (Vec<&str>, Vec<_>) =
-            tokens.filter(|token| !token.0.is_empty()).map(|token| (token.0.as_str(), token.1)).unzip();
+            tokens.filter(|token| !token.text.is_empty()).map(|token| (token.text.as_str(), token.id)).unzip();
         if texts.is_empty() {
             return Ok(Self { automaton: None, ids });
         }
@@ -91,7 +98,8 @@ mod tests {
 
     #[test]
     fn longest_special_token_is_matched_and_parsing_is_optional() {
-        let tokens = [("<s>".to_owned(), 1, true), ("<s>>".to_owned(), 2, true), ("<user>".to_owned(), 3, false)];
+        let added = |text: &str, id, is_special| Added { text: text.to_owned(), id, is_special };
+        let tokens = [added("<s>", 1, true), added("<s>>", 2, true), added("<user>", 3, false)];
         let splitter = SpecialSplitter::new(&tokens).unwrap();
         assert_eq!(splitter.split("a<s>>b<user><s>", true), [Text("a"), Token(2), Text("b"), Token(3), Token(1)]);
         assert_eq!(splitter.split("a<s>b<user>", false), [Text("a<s>b"), Token(3)]);

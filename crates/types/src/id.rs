@@ -209,6 +209,16 @@ impl FromStr for NodeId {
     }
 }
 
+/// One start of one node. The generation keeps a node that came back from being credited for its
+/// past.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeStart {
+    /// The node.
+    pub node: NodeId,
+    /// Which start of it.
+    pub generation: Generation,
+}
+
 /// What a node does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

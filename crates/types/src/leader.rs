@@ -4,13 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{
-    BlockHash, ConductorId, DecodeTarget, ErrorKind, FetchReport, FetchSource, Generation, KvTransfer, NodeId,
+    BlockHash, ConductorId, DecodeTarget, ErrorKind, FetchReport, FetchSource, KvTransfer, NodeId, NodeStart,
     Objective, QueueOrdering, RequestKey, Slo, Tbt, Ttft, named,
 };
-
-/// One start of one node. The generation keeps a node that came back from being credited for its
-/// past.
-pub type NodeStart = (NodeId, Generation);
 
 /// A prefix that the prefill node fetches before it computes the rest.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -21,12 +21,12 @@ mod transfer;
 pub use error_chain::{error_chain, innermost, with_sources};
 pub use error_kind::ErrorKind;
 pub use id::{
-    Attempt, BlockHash, BlockId, ConductorId, Generation, GrantId, ModelFingerprint, NodeId, NodeRole, ParseIdError,
-    RequestId, RequestIdPrefix, TokenId,
+    Attempt, BlockHash, BlockId, ConductorId, Generation, GrantId, ModelFingerprint, NodeId, NodeRole, NodeStart,
+    ParseIdError, RequestId, RequestIdPrefix, TokenId,
 };
 pub use kv_layout::{KvDtype, KvLayout, LayoutMismatch, UnknownKvDtype};
 pub use leader::{
-    Assignment, Declared, DeclaredPrefill, FromLeader, LedgerEntry, MigrationAssignment, MigrationQuestion, NodeStart,
+    Assignment, Declared, DeclaredPrefill, FromLeader, LedgerEntry, MigrationAssignment, MigrationQuestion,
     PlaceQuestion, Placement, PrefixFetch, Question, Refusal, ToLeader,
 };
 pub use message::{

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Attempt, BlockHash, BlockId, ConductorId, ErrorKind, FinishReason, Generation, GrantId, KvLayout, KvTransfer,
-    NodeId, NodeRole, QueueOrdering, RequestId, SamplingParams, TokenId, TokenLogprobs,
+    NodeId, NodeRole, NodeStart, QueueOrdering, RequestId, SamplingParams, TokenId, TokenLogprobs,
 };
 
 /// One placement of one request. Messages of an older attempt are dropped.
@@ -124,8 +124,8 @@ pub struct LeaseReply {
 pub struct LeaseRelease {
     /// The lease.
     pub lease: GrantId,
-    /// Whose it must be, and the start of that reader; `None` if the holder itself ends it.
-    pub reader: Option<(NodeId, Generation)>,
+    /// Whose it must be; `None` if the holder itself ends it.
+    pub reader: Option<NodeStart>,
 }
 
 impl From<GrantId> for LeaseRelease {
@@ -379,6 +379,13 @@ pub struct NodeInfo {
     pub profile: NodeProfile,
     /// Digest of the vocabulary that it compiles grammars against; empty: it takes none.
     pub vocabulary: String,
+}
+
+impl NodeInfo {
+    /// This start of it.
+    pub fn start(&self) -> NodeStart {
+        NodeStart { node: self.node.clone(), generation: self.generation }
+    }
 }
 
 /// Seed of the cost models, measured by the node at start; seconds.

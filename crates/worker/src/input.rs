@@ -2,8 +2,8 @@
 
 use baton_proto::v1;
 use baton_types::{
-    ConductorId, Generation, GrantId, GrantRequest, Handoff, LeaseRelease, LeaseRequest, Load, NodeId, PrefillJob,
-    Refused, RequestKey, Reselect,
+    ConductorId, GrantId, GrantRequest, Handoff, LeaseRelease, LeaseRequest, Load, NodeStart, PrefillJob, Refused,
+    RequestKey, Reselect,
 };
 use tokio::sync::oneshot;
 
@@ -29,7 +29,7 @@ pub enum Input<E> {
     /// Ask this decode node for room, in place of one that refused.
     Reselect(Reselect),
     /// That start of another node is gone.
-    NodeLost((NodeId, Generation)),
+    NodeLost(NodeStart),
     /// Compute a prompt.
     Prefill(PrefillJob),
     /// End a request.

@@ -41,12 +41,12 @@ impl LeaseDesk {
         #[cfg(any(test, feature = "testing"))]
         crate::testing::note(parts.info.role.as_str(), effect.name());
         match effect {
-            LeaseEffect::Open { key, reader, reader_generation, reply } => {
+            LeaseEffect::Open { key, reader, reply } => {
                 let spec = GrantSpec {
                     id: reply.lease,
                     segment: parts.segment,
                     ranges: parts.model.layout.ranges(&reply.blocks),
-                    writer: Some((reader, reader_generation)),
+                    writer: Some(reader),
                     // The transfer engine keeps the machine's clock.
                     expires: baton_runtime::now() + LEASE_LIFETIME,
                 };

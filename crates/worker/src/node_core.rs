@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use baton_scheduler::{DecodeCore, IntegrityError, KvEventBatch, PrefillCore, StepId, StepOutput, TieredCore};
-use baton_types::{ConductorId, Generation, LeaseRelease, LeaseRequest, NodeId, PrefillJob, Refused};
+use baton_types::{ConductorId, LeaseRelease, LeaseRequest, NodeStart, PrefillJob, Refused};
 
 /// Declares the trait, and implements it by the methods of the same names that both cores have.
 macro_rules! node_core {
@@ -27,7 +27,7 @@ macro_rules! node_core {
 node_core! {
     on_submit(now: Instant, job: PrefillJob);
     on_conductor_lost(now: Instant, conductor: ConductorId);
-    on_node_lost(now: Instant, lost: &(NodeId, Generation));
+    on_node_lost(now: Instant, lost: &NodeStart);
     on_drain(now: Instant);
     on_undrain(now: Instant);
     clear_cache();

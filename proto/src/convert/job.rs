@@ -123,8 +123,9 @@ impl w::NodeLostCommand {
     }
 
     /// The node, and which start of it.
-    pub fn into_domain(self) -> Result<(d::NodeId, d::Generation), InvalidMessage> {
-        Ok((node_id("node", &self.node)?, generation("generation", &self.generation)?))
+    pub fn into_domain(self) -> Result<d::NodeStart, InvalidMessage> {
+        let generation = generation("generation", &self.generation)?;
+        Ok(d::NodeStart { node: node_id("node", &self.node)?, generation })
     }
 }
 

@@ -117,12 +117,12 @@ fn time(time: Option<Duration>) -> Option<f64> {
     time.map(|time| time.as_secs_f64())
 }
 
-fn start_to_wire((node, generation): &d::NodeStart) -> w::NodeStart {
-    w::NodeStart { node: node.to_string(), generation: generation.to_string() }
+fn start_to_wire(start: &d::NodeStart) -> w::NodeStart {
+    w::NodeStart { node: start.node.to_string(), generation: start.generation.to_string() }
 }
 
 fn start(field: &'static str, start: w::NodeStart) -> Result<d::NodeStart, InvalidMessage> {
-    Ok((node_id(field, &start.node)?, generation(field, &start.generation)?))
+    Ok(d::NodeStart { node: node_id(field, &start.node)?, generation: generation(field, &start.generation)? })
 }
 
 /// A number that may be anything but not a number.
@@ -294,7 +294,7 @@ fn assignment(placed: w::PlacedAttempt) -> Result<Assignment, InvalidMessage> {
         predicted_output_tokens: finite("placed.predicted_output_tokens", placed.predicted_output_tokens)?,
     };
     let starts = placed.starts.into_iter().map(|of| start("placed.starts", of)).collect::<Result<Vec<_>, _>>()?;
-    if placement.nodes().iter().any(|node| !starts.iter().any(|(name, _)| name == node)) {
+    if placement.nodes().iter().any(|node| !starts.iter().any(|start| start.node == *node)) {
         return Err(InvalidMessage { field: "placed.starts", found: "one of its nodes is missing".to_owned() });
     }
     Ok(Assignment {
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn leader_answers_round_trip() {
-        let start = |name: &str| (node(name), Generation(9));
+        let start = |name: &str| d::NodeStart { node: node(name), generation: Generation(9) };
         let placement = Placement {
             prefill: node("p"),
             partial_prefill_tokens: 3,
@@ -507,7 +507,7 @@ mod tests {
             let update = ToLeader::Book(request_key(), entry);
             assert_eq!(ToLeader::try_from(w::FollowerMessage::from(&update)).unwrap(), update);
         }
-        let start = |name: &str| (node(name), Generation(9));
+        let start = |name: &str| d::NodeStart { node: node(name), generation: Generation(9) };
         let terms = QueueOrdering { compute: MS, ..QueueOrdering::default() };
         let attempt = Declared {
             key: request_key(),

@@ -48,8 +48,8 @@ impl TryFrom<w::ReleaseLeaseRequest> for d::LeaseRelease {
 
     fn try_from(request: w::ReleaseLeaseRequest) -> Result<Self, Self::Error> {
         let node = node_id("reader_node", &request.reader_node)?;
-        let start = generation("reader_generation", &request.reader_generation)?;
-        Ok(Self { lease: d::GrantId(request.lease), reader: Some((node, start)) })
+        let generation = generation("reader_generation", &request.reader_generation)?;
+        Ok(Self { lease: d::GrantId(request.lease), reader: Some(d::NodeStart { node, generation }) })
     }
 }
 

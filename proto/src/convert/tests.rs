@@ -80,8 +80,8 @@ proptest! {
             address: "http://127.0.0.1:1".into(),
             tbt: (k.attempt.0 % 2 == 0).then_some(Duration::from_millis(125)),
         };
-        let lost = (target.node.clone(), target.generation);
-        prop_assert_eq!(w::NodeLostCommand::new(&lost.0, lost.1).into_domain().unwrap(), lost);
+        let lost = d::NodeStart { node: target.node.clone(), generation: target.generation };
+        prop_assert_eq!(w::NodeLostCommand::new(&lost.node, lost.generation).into_domain().unwrap(), lost);
         let reselect = d::Reselect { key: k, decode: target.clone() };
         prop_assert_eq!(d::Reselect::try_from(w::ReselectCommand::from(&reselect)).unwrap(), reselect);
         let source = d::FetchSource {
@@ -190,7 +190,7 @@ fn lease_release_names_its_reader() {
     let generation = d::Generation(5);
     let complete =
         w::ReleaseLeaseRequest { reader_node: "p0".into(), reader_generation: generation.to_string(), ..unsaid };
-    let reader = Some((d::NodeId::new("p0").unwrap(), generation));
+    let reader = Some(d::NodeStart { node: d::NodeId::new("p0").unwrap(), generation });
     assert_eq!(d::LeaseRelease::try_from(complete), Ok(d::LeaseRelease { lease: d::GrantId(7), reader }));
 }
 

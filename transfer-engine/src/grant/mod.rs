@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use baton_memory::MemoryRegion;
-use baton_types::{Generation, GrantId, NodeId};
+use baton_types::{GrantId, NodeId, NodeStart};
 use tokio::sync::mpsc;
 
 pub(crate) use table::GrantTable;
@@ -46,7 +46,7 @@ pub struct GrantSpec {
     /// Byte ranges of the segment that it is for.
     pub ranges: Vec<Range<u64>>,
     /// The writer that has it; `None`: any that knows the id.
-    pub writer: Option<(NodeId, Generation)>,
+    pub writer: Option<NodeStart>,
     /// When it ends by itself.
     pub expires: Instant,
 }
@@ -98,17 +98,10 @@ impl ArrivalReceiver {
     }
 }
 
-/// Who writes: a node, and the start of it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Writer {
-    pub(crate) node: NodeId,
-    pub(crate) generation: Generation,
-}
-
 /// A batch of a writer; a retry has the same.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct BatchKey {
-    pub(crate) writer: Writer,
+    pub(crate) writer: NodeStart,
     pub(crate) batch: u64,
 }
 
@@ -154,7 +147,7 @@ pub(crate) struct Grant {
     access: Access,
     /// Sorted, disjoint, not touching.
     ranges: Vec<Range<u64>>,
-    writer: Option<Writer>,
+    writer: Option<NodeStart>,
     expires: Instant,
     batches: Mutex<Books>,
 }
@@ -189,7 +182,7 @@ impl Grant {
             access,
             ranges: join_ranges(spec.ranges, region.len() as u64)?,
             region,
-            writer: spec.writer.map(|(node, generation)| Writer { node, generation }),
+            writer: spec.writer,
             expires: spec.expires,
             batches: Mutex::default(),
         })
@@ -207,7 +200,7 @@ impl Grant {
         if self.is_complete(key) {
             return Ok(Admission::Duplicate);
         }
-        self.check((Access::Write, &key.writer), segment, now)?;
+        self.check(Access::Write, &key.writer, segment, now)?;
         self.check_ranges(spans)?;
         match self.batches().batches.get(key) {
             None => Ok(Admission::Land),
@@ -242,7 +235,7 @@ impl Grant {
         trailer: &Trailer,
         now: Instant,
     ) -> Result<Option<u64>, Refusal> {
-        self.check((Access::Write, &key.writer), segment, now)?;
+        self.check(Access::Write, &key.writer, segment, now)?;
         let mut books = self.batches();
         if trailer.parts > MAX_PARTS || books.open_parts >= MAX_OPEN_PARTS {
             let message = format!("a batch has at most {MAX_PARTS} parts, all under a grant {MAX_OPEN_PARTS} at once");
@@ -286,12 +279,12 @@ impl Grant {
     /// Whether these spans may be read.
     pub(crate) fn admit_read(
         &self,
-        reader: &Writer,
+        reader: &NodeStart,
         segment: SegmentId,
         spans: &[RemoteSpan],
         now: Instant,
     ) -> Result<(), Refusal> {
-        self.check((Access::Read, reader), segment, now)?;
+        self.check(Access::Read, reader, segment, now)?;
         self.check_ranges(spans)
     }
 
@@ -315,7 +308,8 @@ impl Grant {
     /// Whether it is this writer's, for this segment, for that, and live.
     pub(crate) fn check(
         &self,
-        (access, writer): (Access, &Writer),
+        access: Access,
+        writer: &NodeStart,
         segment: SegmentId,
         now: Instant,
     ) -> Result<(), Refusal> {
@@ -393,21 +387,22 @@ fn join_ranges(mut ranges: Vec<Range<u64>>, segment_len: u64) -> Result<Vec<Rang
 mod tests {
     use std::time::Duration;
 
+    use baton_types::Generation;
     use proptest::prelude::*;
 
     use super::*;
 
     pub(super) fn spec(ranges: Vec<Range<u64>>) -> GrantSpec {
         let expires = Instant::now() + Duration::from_secs(60);
-        GrantSpec { id: GrantId(1), segment: SegmentId(3), ranges, writer: Some((node("w"), Generation(5))), expires }
+        GrantSpec { id: GrantId(1), segment: SegmentId(3), ranges, writer: Some(start("w", 5)), expires }
     }
 
-    fn node(name: &str) -> NodeId {
-        NodeId::new(name).unwrap()
+    fn start(name: &str, generation: u64) -> NodeStart {
+        NodeStart { node: NodeId::new(name).unwrap(), generation: Generation(generation) }
     }
 
     fn key(name: &str, generation: u64) -> BatchKey {
-        BatchKey { writer: Writer { node: node(name), generation: Generation(generation) }, batch: 1 }
+        BatchKey { writer: start(name, generation), batch: 1 }
     }
 
     fn grant(spec: GrantSpec) -> Grant {

@@ -182,7 +182,10 @@ impl GrantTable {
                 }
             };
             tokio::select! {
-                () = due => ending.extend(self.take_expired().into_iter().map(|grant| self.expire_one(grant))),
+                () = due => {
+                    let expired = self.take_expired().into_iter();
+                    ending.extend(expired.map(|(grant, first)| self.expire_one(grant, first)));
+                }
                 Some(()) = ending.next() => {}
                 () = earlier => {}
             }
@@ -204,7 +207,7 @@ impl GrantTable {
     }
 
     /// `first`: it has not been revoked before.
-    async fn expire_one(&self, (grant, first): (Arc<Grant>, bool)) {
+    async fn expire_one(&self, grant: Arc<Grant>, first: bool) {
         self.fenced(&grant).await;
         // It counts among the live ones until this can be said, so that there are never more of
         // these than grants may be. An owner that dropped the receiver does not want to know.
@@ -238,7 +241,8 @@ impl GrantTable {
     pub(crate) fn commit(
         &self,
         room: Option<mpsc::Permit<'_, Arrival>>,
-        (id, key): (GrantId, &BatchKey),
+        id: GrantId,
+        key: &BatchKey,
         segment: SegmentId,
         trailer: &Trailer,
     ) -> Result<(), Refusal> {
@@ -267,10 +271,9 @@ impl GrantTable {
 mod tests {
     use std::time::Duration;
 
-    use baton_types::Generation;
+    use baton_types::{Generation, NodeStart};
 
     use super::*;
-    use crate::grant::Writer;
     use crate::grant::tests::{reason, spec};
 
     #[tokio::test]
@@ -329,13 +332,14 @@ mod tests {
         let region = Arc::new(MemoryRegion::allocate(200).unwrap());
         let id = GrantId(1);
         table.open(spec(vec![0..10]), Access::Write, region).unwrap();
-        let key = |batch| BatchKey { writer: Writer { node: "w".parse().unwrap(), generation: Generation(5) }, batch };
+        let writer = NodeStart { node: "w".parse().unwrap(), generation: Generation(5) };
+        let key = |batch| BatchKey { writer: writer.clone(), batch };
         let commit = |batch, parts| {
             let trailer = Trailer { part: 0, parts, bytes: 9, tag: 0 };
             (table.clone(), key(batch), trailer)
         };
         let run = |(table, key, trailer): (Arc<GrantTable>, BatchKey, Trailer)| async move {
-            table.commit(table.room().await, (id, &key), SegmentId(3), &trailer)
+            table.commit(table.room().await, id, &key, SegmentId(3), &trailer)
         };
         assert_eq!(run(commit(1, 1)).await, Ok(()));
         assert_eq!(run(commit(2, 2)).await, Ok(()));

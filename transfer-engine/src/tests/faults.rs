@@ -297,7 +297,7 @@ async fn fake_network_injects_the_configured_faults() {
     let started = Instant::now();
     write().await.unwrap();
     assert!(started.elapsed() >= Duration::from_millis(30));
-    let node = owner.identity.0.clone();
+    let node = owner.identity.node.clone();
     network.set_faults(|faults| faults.unreachable = [node].into());
     assert!(matches!(write().await, Err(TransferError::PeerUnreachable { .. })));
     network.set_faults(|faults| *faults = crate::FakeFaults { reorder: true, ..Default::default() });

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_types::{Generation, GrantId};
+use baton_types::{Generation, GrantId, NodeStart};
 
 use super::harness::{LONG, TestNode, config, pair, span, whole};
 use super::raw::{RawWriter, raw_identity};
@@ -26,11 +26,11 @@ async fn grant_violations_are_refused_and_leave_memory_unchanged() {
         id: GrantId(2),
         segment: owner.segment,
         ranges: vec![0..4096],
-        writer: Some((owner.identity.0.clone(), Generation(1))),
+        writer: Some(NodeStart { generation: Generation(1), ..owner.identity.clone() }),
         expires: Instant::now() + LONG,
     };
     owner.engine.grant(others.clone()).unwrap();
-    let older = Some((writer.identity.0.clone(), Generation(0)));
+    let older = Some(NodeStart { generation: Generation(0), ..writer.identity.clone() });
     owner.engine.grant(GrantSpec { id: GrantId(3), writer: older, ..others.clone() }).unwrap();
     let revoked = owner.grant(4, &writer, vec![0..4096]);
     owner.engine.revoke(revoked).await;
@@ -199,12 +199,12 @@ async fn handshake_of_wrong_version_node_or_generation_is_refused() {
     other.generation = Generation(6);
     let stale = writer.write(&other, grant, whole(1)).await.unwrap_err();
     let expected = TransferError::StaleGeneration {
-        node: owner.identity.0.clone(),
+        node: owner.identity.node.clone(),
         expected: Generation(6),
         found: Generation(7),
     };
     assert_eq!(stale, expected);
-    other.node = writer.identity.0.clone();
+    other.node = writer.identity.node.clone();
     let wrong = writer.write(&other, grant, whole(1)).await.unwrap_err();
     assert!(
         matches!(&wrong, TransferError::PeerUnreachable { reason, .. } if reason.contains("node o listens there")),
@@ -224,7 +224,11 @@ async fn earlier_generation_of_a_writer_is_refused_after_a_later_one() {
     let stale = old.write(&owner.descriptor, first, whole(10)).await.unwrap_err();
     assert_eq!(
         stale,
-        TransferError::StaleGeneration { node: old.identity.0.clone(), expected: Generation(1), found: Generation(2) }
+        TransferError::StaleGeneration {
+            node: old.identity.node.clone(),
+            expected: Generation(1),
+            found: Generation(2)
+        }
     );
     new.write(&owner.descriptor, second, vec![span(0, 10, 10)]).await.unwrap();
 }

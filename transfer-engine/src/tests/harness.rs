@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use baton_memory::MemoryRegion;
 use baton_runtime::TaskSet;
-use baton_types::{Generation, GrantId, NodeId};
+use baton_types::{Generation, GrantId, NodeId, NodeStart};
 
 use crate::{
     Arrival, ArrivalReceiver, Batch, BatchOptions, FakeNetwork, GrantSpec, SegmentDescriptor, SegmentId, SpanPair,
@@ -26,7 +26,7 @@ pub(super) struct TestNode {
     pub(super) segment: SegmentId,
     pub(super) descriptor: SegmentDescriptor,
     pub(super) tasks: TaskSet,
-    pub(super) identity: (NodeId, Generation),
+    pub(super) identity: NodeStart,
 }
 
 pub(super) fn config(name: &str, generation: u64) -> TransferConfig {
@@ -45,14 +45,14 @@ pub(super) fn config(name: &str, generation: u64) -> TransferConfig {
 impl TestNode {
     pub(super) async fn bind(config: TransferConfig, bytes: usize) -> Self {
         let tasks = TaskSet::new();
-        let identity = (config.node.clone(), config.generation);
+        let identity = NodeStart { node: config.node.clone(), generation: config.generation };
         let (engine, arrivals) = TransferEngine::bind(config, &tasks).await.unwrap();
         Self::new(engine, arrivals, bytes, tasks, identity)
     }
 
     pub(super) fn fake(network: &FakeNetwork, config: TransferConfig, bytes: usize) -> Self {
         let tasks = TaskSet::new();
-        let identity = (config.node.clone(), config.generation);
+        let identity = NodeStart { node: config.node.clone(), generation: config.generation };
         let (engine, arrivals) = TransferEngine::fake(network, config, &tasks).unwrap();
         Self::new(engine, arrivals, bytes, tasks, identity)
     }
@@ -62,7 +62,7 @@ impl TestNode {
         arrivals: ArrivalReceiver,
         bytes: usize,
         tasks: TaskSet,
-        identity: (NodeId, Generation),
+        identity: NodeStart,
     ) -> Self {
         let region = Arc::new(MemoryRegion::allocate_shared(bytes).unwrap());
         let (segment, descriptor) = engine.register(Arc::clone(&region)).unwrap();

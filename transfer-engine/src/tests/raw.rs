@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use baton_types::{Generation, GrantId, NodeId};
+use baton_types::{Generation, GrantId, NodeId, NodeStart};
 use tokio::net::TcpStream;
 
 use super::harness::{TestNode, span};
 use crate::TransportKind;
-use crate::grant::Writer;
 use crate::transport::net::wire::stream::Stream;
 use crate::transport::net::wire::{
     Commit, Hello, PREFIX_BYTES, PROTOCOL_VERSION, PartId, Prefix, Reply, Target, put_commit, put_data, put_fence,
@@ -19,8 +18,8 @@ pub(super) struct RawWriter {
     segment: crate::SegmentId,
 }
 
-pub(super) fn raw_identity() -> (NodeId, Generation) {
-    (NodeId::new("raw").unwrap(), Generation(1))
+pub(super) fn raw_identity() -> NodeStart {
+    NodeStart { node: NodeId::new("raw").unwrap(), generation: Generation(1) }
 }
 
 impl RawWriter {
@@ -37,9 +36,8 @@ impl RawWriter {
     }
 
     pub(super) async fn hello(&self, owner: &TestNode, version: u16, connection: u64) {
-        let ((node, generation), (owner, owners)) = (raw_identity(), owner.identity.clone());
-        let writer = Writer { node, generation };
-        let target = Writer { node: owner, generation: owners };
+        let writer = raw_identity();
+        let target = owner.identity.clone();
         let hello = Hello { version, connection, writer, target, transport: TransportKind::Tcp };
         self.send(&hello.encode()).await;
     }

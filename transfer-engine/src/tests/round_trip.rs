@@ -16,7 +16,7 @@ async fn batch_arrives_whole_and_is_reported_on_both_sides() {
     let grant = owner.grant(1, &writer, vec![0..1 << 20]);
     let report = writer.write(&owner.descriptor, grant, whole(1 << 20)).await.unwrap();
     assert_eq!((report.bytes, report.spans, report.transport.as_str()), (1 << 20, 1, "tcp"));
-    let from = writer.identity.0.clone();
+    let from = writer.identity.node.clone();
     // There already: the writer hears of completion after the owner.
     assert_eq!(owner.arrivals.try_recv(), Some(Arrival::Batch { grant, tag: 7, bytes: 1 << 20, from }));
     assert!(owner.bytes(0..1 << 20) == writer.bytes(0..1 << 20));

@@ -128,7 +128,7 @@ impl FakeTransport {
         }
         let trailer = Trailer { part: 0, parts: 1, bytes: batch::total(&job.spans), tag: job.tag };
         let room = target.grants.room().await;
-        target.grants.commit(room, (grant.id, &key), job.segment, &trailer)?;
+        target.grants.commit(room, grant.id, &key, job.segment, &trailer)?;
         target.metrics.of(TransportKind::Fake).bytes_in.increment(trailer.bytes);
         self.network.overtaken.notify_waiters();
         Ok(())

@@ -8,11 +8,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use baton_memory::MemoryRegion;
-use baton_types::GrantId;
+use baton_types::{GrantId, NodeStart};
 
 use crate::batch::Op;
 use crate::fence_guard::FenceGuard;
-use crate::grant::Writer;
 use crate::path::PathReport;
 use crate::{SegmentId, SpanPair, TransferError, TransportAddress, TransportKind};
 
@@ -20,7 +19,7 @@ use crate::{SegmentId, SpanPair, TransferError, TransportAddress, TransportKind}
 pub(crate) struct Job {
     pub(crate) op: Op,
     /// The owner of the remote segment.
-    pub(crate) target: Writer,
+    pub(crate) target: NodeStart,
     /// Where it can be reached.
     pub(crate) addresses: Vec<TransportAddress>,
     pub(crate) segment: SegmentId,

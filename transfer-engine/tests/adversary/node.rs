@@ -11,7 +11,7 @@ use baton_runtime::TaskSet;
 use baton_transfer_engine::{
     Arrival, ArrivalReceiver, GrantSpec, SegmentDescriptor, SegmentId, TransferConfig, TransferEngine, TransportChoice,
 };
-use baton_types::{Generation, GrantId, NodeId};
+use baton_types::{Generation, GrantId, NodeId, NodeStart};
 
 use crate::pattern::fill;
 
@@ -59,7 +59,7 @@ impl Node {
     pub fn granter(&self, writer: &str, range: Range<u64>) -> impl Fn(u64) -> GrantId + Send + Sync + use<> {
         let engine = self.engine.clone();
         let segment = self.segment;
-        let writer = Some((NodeId::new(writer).unwrap(), Generation(1)));
+        let writer = Some(NodeStart { node: NodeId::new(writer).unwrap(), generation: Generation(1) });
         move |id| {
             let id = GrantId(id);
             let ranges = vec![range.clone()];

@@ -11,7 +11,7 @@ use baton_transfer_engine::{
     Arrival, ArrivalReceiver, BatchOptions, BatchReport, GrantSpec, METRICS, SegmentDescriptor, SpanPair,
     TransferConfig, TransferError,
 };
-use baton_types::{Generation, GrantId, NodeId};
+use baton_types::{Generation, GrantId, NodeId, NodeStart};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -188,7 +188,7 @@ impl OtherProcess {
         let id = GrantId(number(&mut words));
         let node = words.next().unwrap();
         let generation = Generation(number(&mut words));
-        let writer = (node != "-").then(|| (NodeId::new(node).unwrap(), generation));
+        let writer = (node != "-").then(|| NodeStart { node: NodeId::new(node).unwrap(), generation });
         let ranges = vec![number(&mut words)..number(&mut words)];
         let expires = Instant::now() + Duration::from_millis(number(&mut words));
         let segment = self.node.segment;

@@ -34,7 +34,7 @@ fn from_leader(bytes: &[u8]) -> Option<()> {
     if let d::FromLeader::Placed { placed, .. } = &told
         && let Ok(to) = &**placed
     {
-        let is_known = |node: &d::NodeId| to.starts.iter().any(|(name, _)| name == node);
+        let is_known = |node: &d::NodeId| to.starts.iter().any(|start| start.node == *node);
         assert!(to.placement.nodes().iter().all(is_known));
     }
     d::FromLeader::try_from(w::LeaderMessage::from(told)).map(drop).expect("what was taken can be told");

@@ -74,7 +74,7 @@ impl Ledger {
             node.charges.add_decode(key, *charge);
         }
         if let Some(fetch) = &charge.fetch {
-            self.in_flight.begin(&fetch.from.0, fetch.bytes);
+            self.in_flight.begin(&fetch.from.node, fetch.bytes);
         }
         self.charges.insert(key, charge);
     }
@@ -84,7 +84,7 @@ impl Ledger {
         let Some(charge) = self.charges.get_mut(&key) else { return };
         let Some(Placed { at: from, charge: decode }) = charge.decode.take() else { return };
         // The node's knows whether the first token is out.
-        let decode = nodes.get_mut(&from.0).and_then(|node| node.charges.end_decode(key)).unwrap_or(decode);
+        let decode = nodes.get_mut(&from.node).and_then(|node| node.charges.end_decode(key)).unwrap_or(decode);
         // The partial prefill, if there is one, is not computed there any more, nor at the other
         // node.
         if charge.tail.take_if(|tail| *tail == from).is_some()
@@ -97,14 +97,14 @@ impl Ledger {
             let begins = if decode.begun { decode.begins } else { decode.begins.max(now) };
             let decode = DecodeCharge { begins, charged: now, ..decode };
             node.charges.add_decode(key, decode);
-            charge.decode = Some(Placed { at: (to.clone(), node.info().generation), charge: decode });
+            charge.decode = Some(Placed { at: node.info().start(), charge: decode });
         }
     }
 
     /// The request's prefix was fetched by its prefill node, or will not be.
     pub(super) fn on_fetch_done(&mut self, key: RequestKey) {
         if let Some(fetch) = self.charges.get_mut(&key).and_then(|charge| charge.fetch.take()) {
-            self.in_flight.end(&fetch.from.0, fetch.bytes);
+            self.in_flight.end(&fetch.from.node, fetch.bytes);
         }
     }
 
@@ -152,7 +152,7 @@ impl Ledger {
     /// A start of a node is gone. It may come back as the same start, if its session broke and not
     /// the process: what was forgotten must not be given back to it then.
     pub(super) fn forget_start(&mut self, gone: &NodeStart) {
-        self.in_flight.forget(&gone.0);
+        self.in_flight.forget(&gone.node);
         for charge in self.charges.values_mut() {
             charge.prefill.take_if(|prefill| prefill == gone);
             charge.tail.take_if(|tail| tail == gone);

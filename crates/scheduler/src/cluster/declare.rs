@@ -37,7 +37,7 @@ impl Cluster {
             let terms = *terms;
             let tokens = (*tokens).max(1);
             let prompt = QueuedPrompt { key, arrived: charge.placed, terms, tokens, deadline: None };
-            charge.prefill = self.charge_prefill(now, &node.0, prompt);
+            charge.prefill = self.charge_prefill(now, &node.node, prompt);
         }
         self.ledger.insert(key, charge, &mut self.nodes);
     }
@@ -46,7 +46,7 @@ impl Cluster {
         let prompt_tokens = declared.prompt_tokens;
         let max_tokens = declared.max_tokens;
         let output_tokens = self.predictor.output_lengths.expected_left(0, max_tokens);
-        let node = self.nodes.get(&start.0).filter(|_| self.nodes.is_here(start))?;
+        let node = self.nodes.get(&start.node).filter(|_| self.nodes.is_here(start))?;
         let Needs { blocks, kv_tokens } = Needs::of(prompt_tokens, max_tokens, output_tokens, node);
         let ago = |time: Duration| now.checked_sub(time).unwrap_or(now);
         let placed = ago(declared.placed_ago);
@@ -66,13 +66,13 @@ mod tests {
     use crate::placement::PlacementKind;
 
     fn declared() -> Declared {
-        let node = (id("p0"), Generation(1));
+        let start = |name| NodeStart { node: id(name), generation: Generation(1) };
         Declared {
             key: key(1),
             placed_ago: SECOND,
             ttft: SECOND / 2,
-            prefill: Some(DeclaredPrefill { node, terms: QueueOrdering::default(), tokens: 100 }),
-            decode: Some((id("d0"), Generation(1))),
+            prefill: Some(DeclaredPrefill { node: start("p0"), terms: QueueOrdering::default(), tokens: 100 }),
+            decode: Some(start("d0")),
             prompt_tokens: 160,
             max_tokens: 16,
             tbt: Some(SECOND),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_types::{NodeId, NodeRole, RequestKey};
+use baton_types::{MigrationQuestion, NodeId, NodeRole, RequestKey};
 
 use super::candidates::has_seat;
 use super::{Cluster, ClusterNode};
@@ -26,26 +26,21 @@ impl Cluster {
     /// far that decodes under `key`. It is another node than its own, of the same KV compatibility
     /// class. The sequence is charged there as `migrated`, beside its charge at its own node, and
     /// the caller ends one of the two. `None` if no node but those in `exclude` has room now.
-    pub fn place_migration(
-        &mut self,
-        now: Instant,
-        (key, migrated): (RequestKey, RequestKey),
-        tokens: u32,
-        exclude: &[NodeId],
-    ) -> Option<MigrationChoice> {
+    pub fn place_migration(&mut self, now: Instant, question: &MigrationQuestion) -> Option<MigrationChoice> {
+        let MigrationQuestion { key, migrated, tokens, ref exclude } = *question;
         let Placed { at: from, charge } = self.ledger.decoding(key)?.clone();
-        let source = self.nodes.get(&from.0)?;
+        let source = self.nodes.get(&from.node)?;
         let charge = source.charges.decode(key).unwrap_or(charge);
         let class = source.class;
         let layout = &source.info().layout;
         let full = tokens.saturating_sub(1) / layout.block_tokens;
         let bytes = u64::from(full) * layout.block_bytes_all_layers() as u64;
-        let to = self.roomiest_other(&from.0, &charge, tokens, |node| {
+        let to = self.roomiest_other(&from.node, &charge, tokens, |node| {
             node.class == class && !exclude.contains(&node.info().node)
         })?;
-        let start = (to.info().node.clone(), to.info().generation);
-        let fetch = PrefixFetch { from: from.0.clone(), tokens: full * layout.block_tokens, bytes };
-        let to = start.0.clone();
+        let start = to.info().start();
+        let fetch = PrefixFetch { from: from.node.clone(), tokens: full * layout.block_tokens, bytes };
+        let to = start.node.clone();
         let charge = DecodeCharge { begun: true, charged: now, ..charge };
         let charge = Charge {
             prefill: None,
@@ -65,7 +60,7 @@ impl Cluster {
     /// if no node has room now: it stays at its node.
     pub fn reselect(&mut self, now: Instant, key: RequestKey) -> Option<NodeId> {
         let Placed { at: from, charge } = self.ledger.decoding(key)?;
-        let to = self.roomiest_other(&from.0, charge, charge.prompt_tokens, |_| true)?.info().node.clone();
+        let to = self.roomiest_other(&from.node, charge, charge.prompt_tokens, |_| true)?.info().node.clone();
         self.ledger.change_decode_node(now, key, &to, &mut self.nodes);
         Some(to)
     }
@@ -133,6 +128,10 @@ mod tests {
         RequestKey { attempt: Attempt(1), ..key(n) }
     }
 
+    fn question(n: u128) -> MigrationQuestion {
+        MigrationQuestion { key: key(n), migrated: migrated(n), tokens: 170, exclude: Vec::new() }
+    }
+
     fn report(blocks_used: u32) -> Load {
         Load { blocks_total: 100, blocks_used, accepts_migrations: true, ..Load::default() }
     }
@@ -144,34 +143,26 @@ mod tests {
         cluster.on_node_joined(now, info("d2", NodeRole::Decode, 1));
         let from = place(&mut cluster, now, &request(1, &[])).unwrap().decode.unwrap();
         let others: Vec<_> = ["d0", "d1", "d2"].into_iter().map(id).filter(|node| *node != from).collect();
-        assert_eq!(
-            cluster.place_migration(now, (key(1), migrated(1)), 170, &[]),
-            None,
-            "no node said that it takes any"
-        );
+        assert_eq!(cluster.place_migration(now, &question(1)), None, "no node said that it takes any");
         let now = now + MS;
         cluster.on_load(now, &from, report(0));
         cluster.on_load(now, &others[0], report(50));
         cluster.on_load(now, &others[1], report(40));
-        assert_eq!(cluster.place_migration(now, (key(9), migrated(9)), 170, &[]), None, "it is unknown");
-        let first = cluster.place_migration(now, (key(1), migrated(1)), 170, &[]).unwrap();
+        assert_eq!(cluster.place_migration(now, &question(9)), None, "it is unknown");
+        let first = cluster.place_migration(now, &question(1)).unwrap();
         assert_eq!((&first.to, &first.fetch.from), (&others[1], &from));
         assert_eq!((first.fetch.tokens, first.fetch.bytes), (160, 10 * 4 * 2 * 16 * 8 * 2));
         // 11 blocks more were charged there since it reported, which makes it 51.
         let request_2 = PlacementRequest { exclude: &others, ..request(2, &[]) };
         place(&mut cluster, now, &request_2).unwrap();
-        assert_eq!(cluster.place_migration(now, (key(2), migrated(2)), 170, &[]).unwrap().to, others[0]);
+        assert_eq!(cluster.place_migration(now, &question(2)).unwrap().to, others[0]);
         for node in &others {
             cluster.on_load(now + MS, node, report(90));
         }
-        assert_eq!(
-            cluster.place_migration(now + MS, (key(2), migrated(2)), 170, &[]),
-            None,
-            "10 blocks are free, 11 wanted"
-        );
+        assert_eq!(cluster.place_migration(now + MS, &question(2)), None, "10 blocks are free, 11 wanted");
         cluster.on_load(now + MS, &others[0], Load { accepts_migrations: false, ..report(0) });
         cluster.on_load(now + MS, &others[1], Load { draining: true, ..report(0) });
-        assert_eq!(cluster.place_migration(now + MS, (key(2), migrated(2)), 170, &[]), None);
+        assert_eq!(cluster.place_migration(now + MS, &question(2)), None);
         for n in 1..=2 {
             cluster.on_ended(now, key(n));
             cluster.on_ended(now, migrated(n));
@@ -215,19 +206,12 @@ mod tests {
             place(&mut cluster, now, &PlacementRequest { slo: tight, ..request(1, &[]) }).unwrap().decode.unwrap();
         let other = if from == id("d0") { id("d1") } else { id("d0") };
         cluster.on_load(now + MS, &other, report(0));
-        assert_eq!(
-            cluster.place_migration(now + MS, (key(1), migrated(1)), 170, &[]).map(|to| to.to),
-            Some(other.clone())
-        );
+        assert_eq!(cluster.place_migration(now + MS, &question(1)).map(|to| to.to), Some(other.clone()));
         cluster.on_ended(now + MS, key(1));
         let second = PlacementRequest { exclude: std::slice::from_ref(&other), ..request(2, &[]) };
         place(&mut cluster, now + MS, &second).unwrap();
-        assert_eq!(
-            cluster.place_migration(now + MS, (key(2), migrated(2)), 170, &[]),
-            None,
-            "it would slow the first one down"
-        );
+        assert_eq!(cluster.place_migration(now + MS, &question(2)), None, "it would slow the first one down");
         cluster.on_ended(now + MS, migrated(1));
-        assert!(cluster.place_migration(now + MS, (key(2), migrated(2)), 170, &[]).is_some());
+        assert!(cluster.place_migration(now + MS, &question(2)).is_some());
     }
 }

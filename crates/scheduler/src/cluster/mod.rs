@@ -169,7 +169,7 @@ impl Cluster {
     fn leave(&mut self, now: Instant, node: &NodeId, generation: Generation, state: NodeState) {
         if self.nodes.leave(now, node, generation, state, self.config.max_lost_nodes) {
             self.predictor.transfers.forget(node);
-            self.ledger.forget_start(&(node.clone(), generation));
+            self.ledger.forget_start(&NodeStart { node: node.clone(), generation });
         }
     }
 

@@ -415,13 +415,12 @@ impl Cluster {
         let mut charge =
             Charge { prefill: None, tail: None, fetch: None, decode: None, placed: now, ttft, prefilled: false };
         if let Some(node) = self.takes_room(chosen) {
-            let start = (node.info().node.clone(), node.info().generation);
-            charge.decode = Some(Placed { at: start, charge: decode_charge(now, now + ttft, sized, node) });
+            let at = node.info().start();
+            charge.decode = Some(Placed { at, charge: decode_charge(now, now + ttft, sized, node) });
         }
         if let Some(fetch) = fetch
-            && let Some(from) = self.nodes.get(&fetch.from)
+            && let Some(from) = self.nodes.start_of(&fetch.from)
         {
-            let from = (fetch.from.clone(), from.info().generation);
             charge.fetch = Some(FetchCharge { from, bytes: fetch.bytes });
         }
         let prompt = queued_prompt(now, request, chosen);
@@ -441,7 +440,7 @@ impl Cluster {
         let node = self.nodes.get_mut(node)?;
         node.charges.backlog.set_chunk_seconds(seconds);
         node.charges.add_prefill(now, prompt);
-        Some((node.info().node.clone(), node.info().generation))
+        Some(node.info().start())
     }
 }
 

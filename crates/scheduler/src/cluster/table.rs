@@ -46,13 +46,13 @@ impl NodeTable {
     }
 
     /// Whether this start of a node is here.
-    pub(super) fn is_here(&self, (node, generation): &NodeStart) -> bool {
-        self.get(node).is_some_and(|node| node.info().generation == *generation && !node.state().is_gone())
+    pub(super) fn is_here(&self, start: &NodeStart) -> bool {
+        self.get(&start.node).is_some_and(|node| node.info().generation == start.generation && !node.state().is_gone())
     }
 
     /// The start of a node that is known.
     pub(super) fn start_of(&self, node: &NodeId) -> Option<NodeStart> {
-        self.get(node).map(|known| (node.clone(), known.info().generation))
+        self.get(node).map(|node| node.info().start())
     }
 
     /// A node joins, in place of the one that had its name, if there was one.
@@ -139,9 +139,9 @@ impl NodeTable {
     }
 
     /// This start of a node, if it has not left or restarted since.
-    pub(super) fn start_mut(&mut self, (node, generation): &NodeStart) -> Option<&mut ClusterNode> {
-        let is_here = |node: &&mut ClusterNode| node.info().generation == *generation && !node.state().is_gone();
-        self.get_mut(node).filter(is_here)
+    pub(super) fn start_mut(&mut self, start: &NodeStart) -> Option<&mut ClusterNode> {
+        let is_here = |node: &&mut ClusterNode| node.info().generation == start.generation && !node.state().is_gone();
+        self.get_mut(&start.node).filter(is_here)
     }
 
     /// In place of the one that had its name, if there was one.

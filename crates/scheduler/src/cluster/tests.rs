@@ -326,8 +326,8 @@ fn happen(cluster: &mut Cluster, now: Instant, generations: &mut [u64; 6], hashe
 /// The nodes that are charged are those of the decision.
 fn check_charged(cluster: &Cluster, key: RequestKey, placed: &Result<Placement, Refusal>) {
     let charged = cluster.ledger.charge(key).map(|charge| {
-        let decode = charge.decode.as_ref().map(|placed| placed.at.0.clone());
-        (charge.prefill.as_ref().map(|start| start.0.clone()), decode)
+        let decode = charge.decode.as_ref().map(|placed| placed.at.node.clone());
+        (charge.prefill.as_ref().map(|start| start.node.clone()), decode)
     });
     let decided = placed.as_ref().ok().map(|placed| (Some(placed.prefill.clone()), placed.decode.clone()));
     assert_eq!(charged, decided);

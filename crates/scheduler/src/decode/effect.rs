@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use baton_types::{
-    BlockHash, BlockId, ConductorId, DecodeEvent, FetchReport, FetchSource, Generation, GrantId, GrantReply, NodeId,
+    BlockHash, BlockId, ConductorId, DecodeEvent, FetchReport, FetchSource, GrantId, GrantReply, NodeStart,
     PrefillEvent, Refused, RequestKey,
 };
 
@@ -19,9 +19,7 @@ pub enum DecodeEffect {
         /// The request.
         key: RequestKey,
         /// Who may write.
-        prefill: NodeId,
-        /// Its start.
-        prefill_generation: Generation,
+        prefill: NodeStart,
         /// Grant, destinations and what is cached already; the destinations may be empty.
         reply: GrantReply,
     },

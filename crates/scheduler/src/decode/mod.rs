@@ -34,8 +34,7 @@ use std::time::Instant;
 
 use baton_kv_cache::{BlockPool, KvEventBatch};
 use baton_types::{
-    ConductorId, DecodeEvent, ErrorKind, Generation, GrantId, LeaseRelease, LeaseRequest, Load, NodeId, Refused,
-    RequestKey,
+    ConductorId, DecodeEvent, ErrorKind, GrantId, LeaseRelease, LeaseRequest, Load, NodeStart, Refused, RequestKey,
 };
 
 use crate::config::{DecodeConfig, InvalidConfig};
@@ -284,7 +283,7 @@ impl DecodeCore {
     }
 
     /// A conductor lost another node, which is probably gone: nothing is kept for it to read.
-    pub fn on_node_lost(&mut self, now: Instant, lost: &(NodeId, Generation)) {
+    pub fn on_node_lost(&mut self, now: Instant, lost: &NodeStart) {
         self.leases.on_reader_lost(now, lost);
         self.expire_leases(now);
         self.plan_step(now);
@@ -302,7 +301,7 @@ impl DecodeCore {
             // Who takes a sequence off this node reads its blocks once, and is not one of those
             // that come without end.
             let wanted = self.wanted_blocks().filter(|_| !migrates);
-            self.leases.open(now, &mut self.pool, id, request, (wanted, migrates))
+            self.leases.open(now, &mut self.pool, id, request, wanted, migrates)
         };
         self.effects.push_back(DecodeEffect::Lease(effect));
     }

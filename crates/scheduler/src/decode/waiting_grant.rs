@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use baton_types::{ErrorKind, GrantReply, GrantRequest, Refused};
+use baton_types::{ErrorKind, GrantReply, GrantRequest, NodeStart, Refused};
 
 use super::{DecodeCore, DecodeEffect};
 
@@ -50,9 +50,8 @@ impl DecodeCore {
         let key = request.key;
         let effect = match reply {
             Some(reply) => {
-                let prefill = request.prefill;
-                let prefill_generation = request.prefill_generation;
-                DecodeEffect::OpenGrant { key, prefill, prefill_generation, reply }
+                let prefill = NodeStart { node: request.prefill, generation: request.prefill_generation };
+                DecodeEffect::OpenGrant { key, prefill, reply }
             }
             None => DecodeEffect::RefuseGrant { key, refused: self.no_room(&request) },
         };

@@ -315,7 +315,7 @@ impl<E> Desk<E> {
         }
         let to = migration_target(now, &question, cluster);
         if let Some(to) = &to {
-            self.placed.on_migrated(now, (question.key, question.migrated), to);
+            self.placed.on_migrated(now, &question, to);
         }
         Some(Answer::Migrated(to))
     }
@@ -350,7 +350,7 @@ impl<E> Desk<E> {
             }
             (Answer::Reselected(Some(to)), _) => self.placed.on_reselected(key, to),
             (Answer::Migrated(Some(to)), Question::Migrate(question)) => {
-                self.placed.on_migrated(now, (question.key, question.migrated), to);
+                self.placed.on_migrated(now, question, to);
             }
             _ => {}
         }
@@ -529,7 +529,8 @@ impl<E> Desk<E> {
     pub fn on_follower(
         &mut self,
         now: Instant,
-        (who, latest): (ConductorId, u64),
+        who: ConductorId,
+        latest: u64,
         attempts: &[Declared],
         cluster: &mut Cluster,
     ) -> Option<Following> {
@@ -641,8 +642,7 @@ fn reselect(now: Instant, key: RequestKey, from: &NodeId, cluster: &mut Cluster)
 }
 
 fn migration_target(now: Instant, question: &MigrationQuestion, cluster: &mut Cluster) -> Option<MigrationAssignment> {
-    let keys = (question.key, question.migrated);
-    let chosen = cluster.place_migration(now, keys, question.tokens, &question.exclude)?;
+    let chosen = cluster.place_migration(now, question)?;
     let to = cluster.assign_migration(&chosen);
     if to.is_none() {
         cluster.on_ended(now, question.migrated);
@@ -745,11 +745,11 @@ mod tests {
     fn leader_is_elected_again_if_a_follower_knows_a_later_term() {
         let (mut desk, mut cluster, now) = desk(1);
         desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
-        assert!(desk.on_follower(now, (ConductorId(2), 9), &[], &mut cluster).is_none());
+        assert!(desk.on_follower(now, ConductorId(2), 9, &[], &mut cluster).is_none());
         assert!(!desk.leads() && desk.latest() == 9);
         assert!(!desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0), "that term is over");
         assert!(desk.on_elected(now, 10, Duration::ZERO, &mut cluster, &mut || 0));
-        let following = desk.on_follower(now, (ConductorId(2), 9), &[], &mut cluster).unwrap();
+        let following = desk.on_follower(now, ConductorId(2), 9, &[], &mut cluster).unwrap();
         assert_eq!(following.term, 10);
     }
 

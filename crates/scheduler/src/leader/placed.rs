@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use baton_types::{Declared, DeclaredPrefill, DecodeTarget, QueueOrdering, RequestKey, Tbt, Ttft};
+use baton_types::{Declared, DeclaredPrefill, DecodeTarget, MigrationQuestion, NodeId, RequestKey, Tbt, Ttft};
 
 use crate::ledger::NodeStart;
 use crate::placement::PlacementRequest;
@@ -13,7 +13,7 @@ use crate::request::{Assignment, LedgerEntry, MigrationAssignment};
 struct Attempt {
     placed: Instant,
     ttft: Duration,
-    prefill: Option<(NodeStart, QueueOrdering, u32)>,
+    prefill: Option<DeclaredPrefill>,
     decode: Option<NodeStart>,
     prompt_tokens: u32,
     max_tokens: u32,
@@ -30,12 +30,12 @@ impl Placed {
     /// An attempt was placed.
     pub fn on_placed(&mut self, now: Instant, request: &PlacementRequest<'_>, to: &Assignment) {
         let (placement, Ttft(ttft)) = (&to.placement, to.placement.predicted_ttft);
-        let start = |node| to.starts.iter().find(|(name, _)| name == node).cloned();
+        let start = |node: &NodeId| to.starts.iter().find(|start| start.node == *node).cloned();
         let tokens = request.prompt_tokens.saturating_sub(placement.matched_tokens + placement.partial_prefill_tokens);
         let attempt = Attempt {
             placed: now,
             ttft,
-            prefill: start(&placement.prefill).map(|start| (start, placement.terms, tokens)),
+            prefill: start(&placement.prefill).map(|node| DeclaredPrefill { node, terms: placement.terms, tokens }),
             decode: placement.decode.as_ref().and_then(start),
             prompt_tokens: request.prompt_tokens,
             max_tokens: request.max_tokens,
@@ -46,18 +46,18 @@ impl Placed {
     }
 
     /// Another decode node is asked to go on with an attempt, as another attempt.
-    pub fn on_migrated(&mut self, now: Instant, (key, migrated): (RequestKey, RequestKey), to: &MigrationAssignment) {
-        if let Some(from) = self.0.get(&key).cloned() {
+    pub fn on_migrated(&mut self, now: Instant, question: &MigrationQuestion, to: &MigrationAssignment) {
+        if let Some(from) = self.0.get(&question.key).cloned() {
             let decode = Some(to.to.clone());
             let first_token = from.first_token.or(Some(now));
-            self.0.insert(migrated, Attempt { placed: now, prefill: None, decode, first_token, ..from });
+            self.0.insert(question.migrated, Attempt { placed: now, prefill: None, decode, first_token, ..from });
         }
     }
 
     /// An attempt's decode node is another one.
     pub fn on_reselected(&mut self, key: RequestKey, to: &DecodeTarget) {
         if let Some(attempt) = self.0.get_mut(&key) {
-            attempt.decode = Some((to.node.clone(), to.generation));
+            attempt.decode = Some(NodeStart { node: to.node.clone(), generation: to.generation });
         }
     }
 
@@ -87,7 +87,7 @@ impl Placed {
             key: *key,
             placed_ago: ago(attempt.placed),
             ttft: attempt.ttft,
-            prefill: attempt.prefill.clone().map(|(node, terms, tokens)| DeclaredPrefill { node, terms, tokens }),
+            prefill: attempt.prefill.clone(),
             decode: attempt.decode.clone(),
             prompt_tokens: attempt.prompt_tokens,
             max_tokens: attempt.max_tokens,
@@ -156,20 +156,16 @@ mod tests {
         let request = request(1, &[]);
         let placement = place(&mut cluster, now, &request).unwrap();
         placed.on_placed(now, &request, &cluster.assign(placement, None));
-        let node = id("d9");
-        let generation = Generation(4);
+        let d8 = NodeStart { node: id("d8"), generation: Generation(2) };
+        let d9 = NodeStart { node: id("d9"), generation: Generation(4) };
+        let NodeStart { node, generation } = d9.clone();
         placed.on_reselected(key(1), &DecodeTarget { node, generation, address: String::new(), tbt: None });
         let migrated = RequestKey { attempt: Attempt(1), ..key(1) };
-        placed.on_migrated(
-            now,
-            (key(1), migrated),
-            &MigrationAssignment { to: (id("d8"), Generation(2)), source: None },
-        );
+        let question = MigrationQuestion { key: key(1), migrated, tokens: 8, exclude: Vec::new() };
+        placed.on_migrated(now, &question, &MigrationAssignment { to: d8.clone(), source: None });
         let of = |declared: &Declared| (declared.key, declared.decode.clone(), declared.prefill.is_some());
         let declared: Vec<_> = placed.declared(now).iter().map(of).collect();
-        let both =
-            [(key(1), Some((id("d9"), Generation(4))), true), (migrated, Some((id("d8"), Generation(2))), false)];
-        assert_eq!(declared, both);
+        assert_eq!(declared, [(key(1), Some(d9), true), (migrated, Some(d8), false)]);
         placed.on_booked(now, key(1), &LedgerEntry::Ended);
         placed.on_booked(now, migrated, &LedgerEntry::Ended);
         assert!(placed.is_empty());

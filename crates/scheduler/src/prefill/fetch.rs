@@ -17,8 +17,8 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use baton_types::{
-    BlockHash, ErrorKind, FetchReport, FetchSource, Generation, GrantId, LeaseRelease, LeaseRequest, NodeId,
-    PrefillEvent, PrefillJob, Refused, RequestKey,
+    BlockHash, ErrorKind, FetchReport, FetchSource, GrantId, LeaseRelease, LeaseRequest, NodeStart, PrefillEvent,
+    PrefillJob, Refused, RequestKey,
 };
 
 use super::{Active, FetchedBytes, PrefillCore, PrefillEffect};
@@ -46,7 +46,7 @@ pub(super) struct Fetch {
 }
 
 /// Where prefixes come from: a start of another node, or this node's SSD.
-pub(super) type Source = Option<(NodeId, Generation)>;
+pub(super) type Source = Option<NodeStart>;
 
 /// The sources that were late, and are not asked for a while. The pauses do not grow, since the
 /// conductor sees to what fails again and again.
@@ -55,7 +55,7 @@ pub(super) fn nobody_avoided() -> Backoff<Source> {
 }
 
 fn start_of(source: &FetchSource) -> Source {
-    Some((source.node.clone(), source.generation))
+    Some(NodeStart { node: source.node.clone(), generation: source.generation })
 }
 
 fn source_of(job: &PrefillJob, fetch: &Fetch) -> Source {
@@ -241,7 +241,7 @@ impl PrefillCore {
             self.leases.refuse_draining(&request)
         } else {
             let wanted = self.wanted_blocks(now);
-            self.leases.open(now, &mut self.pool, id, request, (wanted, false))
+            self.leases.open(now, &mut self.pool, id, request, wanted, false)
         };
         self.effects.push_back(PrefillEffect::Lease(effect));
     }
@@ -255,7 +255,7 @@ impl PrefillCore {
     }
 
     /// A conductor lost another node, which is probably gone: nothing is kept for it to read.
-    pub fn on_node_lost(&mut self, now: Instant, lost: &(NodeId, Generation)) {
+    pub fn on_node_lost(&mut self, now: Instant, lost: &NodeStart) {
         self.leases.on_reader_lost(now, lost);
         self.expire_leases(now);
         self.plan_step(now);

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use baton_types::{
-    Attempt, ErrorKind, FetchReport, FinishReason, NodeId, PrefillJob, Refused, RequestKey, Reselect, TokenLogprobs,
+    Attempt, ErrorKind, FetchReport, FinishReason, MigrationQuestion, NodeId, PrefillJob, Refused, RequestKey,
+    Reselect, TokenLogprobs,
 };
 
 use super::{LedgerEntry, OutputToken};
@@ -38,16 +39,7 @@ pub enum RequestEffect {
     /// Ask the cluster for a decode node that can go on with the request,
     /// [`Cluster::place_migration`](crate::Cluster::place_migration). Answer:
     /// `on_migration_placed`.
-    PlaceMigration {
-        /// The attempt that runs.
-        key: RequestKey,
-        /// What it would go on as.
-        to: RequestKey,
-        /// Of prompt and output.
-        tokens: u32,
-        /// Who did not take it.
-        exclude: Vec<NodeId>,
-    },
+    PlaceMigration(MigrationQuestion),
     /// Send the job to a node. If that cannot be reached: `on_unreachable`.
     Submit {
         /// The node.
@@ -96,7 +88,7 @@ pub enum RequestEffect {
 impl RequestEffect {
     /// Whether the cluster is asked for something.
     pub(super) fn is_question(&self) -> bool {
-        matches!(self, Self::Place { .. } | Self::PlaceMigration { .. } | Self::AskReselect { .. })
+        matches!(self, Self::Place { .. } | Self::PlaceMigration(_) | Self::AskReselect { .. })
     }
 }
 

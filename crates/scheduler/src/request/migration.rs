@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use baton_types::{Attempt, FetchReport, KvTransfer, NodeId, PrefillEvent, RequestKey};
+use baton_types::{Attempt, FetchReport, KvTransfer, MigrationQuestion, NodeId, PrefillEvent, RequestKey};
 
 use super::{
     Attempted, LedgerEntry, MigrationAssignment, RequestCore, RequestEffect, RequestEvent, RequestNote, State,
@@ -64,12 +64,13 @@ impl RequestCore {
         let Some(Attempted { key, .. }) = self.attempted.as_ref().filter(|_| is_free && is_settled) else { return };
         let tokens = self.job.tokens.len() as u32 + output_tokens;
         let key = *key;
-        let to = self.next_key();
+        let migrated = self.next_key();
         let exclude = self.migrations.refused.clone();
-        self.migrations.asking = Some(to);
+        self.migrations.asking = Some(migrated);
         // The answer may come after the attempt has failed: the next one is another one.
-        self.last_attempt = Some(to.attempt);
-        self.effects.push_back(RequestEffect::PlaceMigration { key, to, tokens, exclude });
+        self.last_attempt = Some(migrated.attempt);
+        let question = MigrationQuestion { key, migrated, tokens, exclude };
+        self.effects.push_back(RequestEffect::PlaceMigration(question));
     }
 
     /// The cluster's answer to the [`RequestEffect::PlaceMigration`] that names this attempt;
@@ -82,7 +83,7 @@ impl RequestCore {
         let Some(MigrationAssignment { to, source }) = to else { return self.migrations.refused.clear() };
         let job = self.job.migrated(key, self.output.sent(), source);
         self.migrations.tries += 1;
-        self.effects.push_back(RequestEffect::Submit { node: to.0.clone(), job });
+        self.effects.push_back(RequestEffect::Submit { node: to.node.clone(), job });
         self.state = State::Migrating(MigrationTarget { attempt: key.attempt, to });
     }
 
@@ -103,7 +104,7 @@ impl RequestCore {
     /// The node that was asked does not take the request: it stays at its node.
     pub(super) fn on_migration_failed(&mut self, reason: &str) {
         if let State::Migrating(asked) = &self.state {
-            self.migrations.refused.push(asked.to.0.clone());
+            self.migrations.refused.push(asked.to.node.clone());
             self.note(RequestNote::MigrationFailed { reason: reason.to_owned() });
             self.give_up_migration();
         }
@@ -113,7 +114,7 @@ impl RequestCore {
     pub(super) fn give_up_migration(&mut self) {
         let State::Migrating(asked) = &self.state else { return };
         let key = RequestKey { request: self.job.request, attempt: asked.attempt };
-        let node = asked.to.0.clone();
+        let node = asked.to.node.clone();
         self.state = State::Decoding;
         self.book(key, LedgerEntry::Ended);
         self.effects.push_back(RequestEffect::Abort { node, key });
@@ -128,14 +129,14 @@ impl RequestCore {
         self.end_attempt(true);
         let Some(attempted) = &mut self.attempted else { return false };
         attempted.key.attempt = attempt;
-        attempted.placement.decode = Some(to.0.clone());
+        attempted.placement.decode = Some(to.node.clone());
         attempted.starts = vec![to.clone()];
         attempted.is_done = false;
         attempted.since = now;
         self.migrations = Migrations { has_migrated: true, ..Migrations::default() };
         self.timeline.migrations += 1;
         self.state = State::Decoding;
-        self.note(RequestNote::WentOn { node: to.0, output_tokens: self.output.len() });
+        self.note(RequestNote::WentOn { node: to.node, output_tokens: self.output.len() });
         true
     }
 

@@ -281,7 +281,7 @@ impl RequestCore {
     /// Whether a node has this attempt, or is asked to go on with it.
     pub fn is_at(&self, attempt: Attempt, node: &NodeId) -> bool {
         match (&self.state, &self.attempted) {
-            (State::Migrating(asked), _) if asked.attempt == attempt => asked.to.0 == *node,
+            (State::Migrating(asked), _) if asked.attempt == attempt => asked.to.node == *node,
             (_, Some(Attempted { key, placement, .. })) if key.attempt == attempt => {
                 placement.prefill == *node || placement.decode.as_ref() == Some(node)
             }
@@ -393,7 +393,7 @@ impl RequestCore {
     pub fn on_unreachable(&mut self, now: Instant, node: &NodeId) {
         let message = "its session ended in this moment";
         match &self.state {
-            State::Migrating(asked) if asked.to.0 == *node => self.on_migration_failed(message),
+            State::Migrating(asked) if asked.to.node == *node => self.on_migration_failed(message),
             // No node has worked for it yet: it is as good as not placed, and may still be refused,
             // or wait.
             State::Prefilling if self.last_attempt == Some(Attempt(0)) => {
@@ -648,7 +648,8 @@ impl RequestCore {
         &mut self,
         now: Instant,
         key: RequestKey,
-        (from, refused): (&NodeId, Refused),
+        from: &NodeId,
+        refused: Refused,
         to: Option<DecodeTarget>,
     ) {
         // The attempt may have failed since it was asked.
@@ -664,8 +665,8 @@ impl RequestCore {
             attempted.placement.predicted_tbt = None;
             attempted.placement.predicted_exposed = None;
             attempted.since = now;
-            attempted.starts.retain(|(node, _)| node != from);
-            attempted.starts.push((other.clone(), decode.generation));
+            attempted.starts.retain(|start| start.node != *from);
+            attempted.starts.push(NodeStart { node: other.clone(), generation: decode.generation });
         }
         let key = attempted.key;
         let node = attempted.placement.prefill.clone();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_types::{ErrorKind, Generation, NodeId, Refused};
+use baton_types::{ErrorKind, NodeId, Refused};
 
 use super::{RequestCore, RequestError, RequestNote, State};
 use crate::ledger::NodeStart;
@@ -94,7 +94,7 @@ pub(super) enum Fault {
 impl RequestCore {
     /// A start of a node went away, at `at`. The request goes on at others. If the node may come
     /// back, the last attempt waits for it.
-    pub fn on_node_away(&mut self, now: Instant, at: Instant, (node, generation): (&NodeId, Generation), away: Away) {
+    pub fn on_node_away(&mut self, now: Instant, at: Instant, start: &NodeStart, away: Away) {
         let may_come_back = match away {
             Away::Silent => true,
             Away::Stalled => self.died.len() + 1 < MAX_DEATHS,
@@ -103,21 +103,20 @@ impl RequestCore {
         if may_come_back && self.failures + 1 >= self.limits.max_attempts {
             return;
         }
-        let start = |(other, start): &NodeStart| (other, *start) == (node, generation);
         if let State::Migrating(asked) = &self.state
-            && start(&asked.to)
+            && asked.to == *start
         {
             return self.on_migration_failed(away.as_str());
         }
         let Some(attempted) = &self.attempted else { return };
         // A loss from before the placement is not this attempt's: the node is back, and was chosen
         // since.
-        if self.is_over() || at < attempted.since || !attempted.starts.iter().any(start) {
+        if self.is_over() || at < attempted.since || !attempted.starts.contains(start) {
             return;
         }
         // What the prefill node had to do is done then: the decode node has everything.
         let is_settled = matches!(self.state, State::Following | State::Decoding | State::Migrating(_));
-        if is_settled && attempted.placement.decode.as_ref() != Some(node) {
+        if is_settled && attempted.placement.decode.as_ref() != Some(&start.node) {
             return;
         }
         let fault = match away {
@@ -126,7 +125,7 @@ impl RequestCore {
             Away::Died | Away::Stalled => Fault::Died,
             Away::Silent | Away::GivenUp => Fault::Failed,
         };
-        self.fail_with(now, lost(node, away.as_str()), fault);
+        self.fail_with(now, lost(&start.node, away.as_str()), fault);
     }
 
     /// Output tokens that the next attempt's job has.

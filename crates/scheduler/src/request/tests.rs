@@ -5,7 +5,9 @@ mod random;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use baton_types::{ConductorId, Generation, QueueOrdering, RequestId, SamplingParams, Slo, TokenId, Ttft};
+use baton_types::{
+    ConductorId, Generation, MigrationQuestion, QueueOrdering, RequestId, SamplingParams, Slo, TokenId, Ttft,
+};
 
 use super::recovery::RECOVERY_PATIENCE;
 use super::*;
@@ -18,7 +20,7 @@ fn id(name: &str) -> NodeId {
 }
 
 fn start(name: &str) -> NodeStart {
-    (id(name), Generation(1))
+    NodeStart { node: id(name), generation: Generation(1) }
 }
 
 fn job(max_tokens: u32) -> RequestJob {
@@ -138,7 +140,7 @@ impl Shell {
                 }
                 self.core.on_migration_placed(key, to);
             }
-            Answer::Reselected(key, from, refused, to) => self.core.on_reselected(self.now, key, (&from, refused), to),
+            Answer::Reselected(key, from, refused, to) => self.core.on_reselected(self.now, key, &from, refused, to),
         }
     }
 
@@ -158,7 +160,8 @@ impl Shell {
                     self.delivered.extend(tokens.iter().map(|token| token.token));
                 }
                 // The one who answers charges it when the question comes.
-                RequestEffect::Place { key, .. } | RequestEffect::PlaceMigration { to: key, .. } => {
+                RequestEffect::Place { key, .. }
+                | RequestEffect::PlaceMigration(MigrationQuestion { migrated: key, .. }) => {
                     self.open.insert(key.attempt);
                 }
                 RequestEffect::Book { key, entry: LedgerEntry::Ended } => {
@@ -295,11 +298,12 @@ fn request_resumes_after_delivered_tokens_when_a_node_is_lost() {
     let mut shell = begun_with_prompt_logprobs();
     shell.tell(0, handed_off());
     shell.tell(0, token(1, 11, None));
-    shell.core.on_node_away(shell.now, shell.now, (&id("p0"), Generation(1)), Away::GivenUp);
+    shell.core.on_node_away(shell.now, shell.now, &start("p0"), Away::GivenUp);
     assert_eq!(shell.take(), [], "the prefill node has done its part");
-    shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(2)), Away::GivenUp);
+    let other_start = NodeStart { generation: Generation(2), ..start("d0") };
+    shell.core.on_node_away(shell.now, shell.now, &other_start, Away::GivenUp);
     assert_eq!(shell.take(), [], "another start of it");
-    shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::GivenUp);
+    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Away::GivenUp);
     let effects = shell.take();
     assert!(
         matches!(effects.last(), Some(RequestEffect::Place { key, exclude, .. }) if key.attempt == Attempt(1) && *exclude == [id("d0")])
@@ -350,7 +354,7 @@ fn request_resumes_after_delivered_tokens_when_a_node_is_lost() {
 fn request_restarts_from_its_prompt_if_no_node_has_room_to_resume() {
     let mut shell = begun_with_prompt_logprobs();
     shell.tell(0, token(1, 11, None));
-    shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::GivenUp);
+    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Away::GivenUp);
     shell.take();
     let too_large = || Refusal { kind: ErrorKind::Invalid, ..refusal(None) };
     for wanted in [5, 5, 3] {
@@ -380,7 +384,7 @@ fn draining_nodes_do_not_count_as_failures_of_a_request() {
     for attempt in 0..8 {
         let effects = match attempt % 3 {
             0 => {
-                shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::Drained);
+                shell.core.on_node_away(shell.now, shell.now, &start("d0"), Away::Drained);
                 shell.take()
             }
             // It drained when the job came.
@@ -412,12 +416,12 @@ fn request_that_two_nodes_died_with_is_not_placed_again() {
     let begun = RequestEvent::Prefill(PrefillEvent::Started { queue: MS, cached_tokens: 0 });
     let mut shell = Shell::placed(job(4));
     let dies = |shell: &mut Shell, node: &str| {
-        shell.core.on_node_away(shell.now, shell.now, (&id(node), Generation(1)), Away::Died);
+        shell.core.on_node_away(shell.now, shell.now, &start(node), Away::Died);
     };
     dies(&mut shell, "p0");
     shell.answer(Ok(to("p1", "d1")));
     shell.tell(1, begun.clone());
-    shell.core.on_node_away(shell.now, shell.now, (&id("p1"), Generation(1)), Away::Stalled);
+    shell.core.on_node_away(shell.now, shell.now, &start("p1"), Away::Stalled);
     assert_eq!(shell.ended, None, "the first one had not begun");
     shell.answer(Ok(to("p2", "d2")));
     shell.tell(2, begun);
@@ -434,15 +438,15 @@ fn request_leaves_silent_node_except_in_its_last_attempt() {
     let mut shell = Shell::placed(job(4));
     shell.tell(0, first(10));
     for attempt in 0..2 {
-        shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::Silent);
+        shell.core.on_node_away(shell.now, shell.now, &start("d0"), Away::Silent);
         assert!(matches!(shell.take().last(), Some(RequestEffect::Place { .. })));
         assert!(shell.aborted().contains(&("d0".to_owned(), attempt)), "should it come back, it is to stop");
         shell.answer(Ok(to("p1", "d0")));
         shell.tell(attempt + 1, RequestEvent::Prefill(PrefillEvent::Started { queue: MS, cached_tokens: 0 }));
     }
-    shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::Silent);
+    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Away::Silent);
     assert_eq!((shell.take(), shell.ended.clone()), (vec![], None), "it may come back");
-    shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::GivenUp);
+    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Away::GivenUp);
     shell.take();
     assert!(matches!(shell.ended, Some(Err(RequestError::Node { .. }))));
 }
@@ -558,7 +562,8 @@ fn request_migrates_once_the_new_decode_node_has_its_blocks() {
     shell.tell(0, handed_off());
     assert!(shell.tell(0, RequestEvent::MigrationRequested(2)).is_empty(), "not all tokens are here");
     let asked = shell.tell(0, RequestEvent::MigrationRequested(1));
-    assert!(matches!(asked[..], [RequestEffect::PlaceMigration { to, tokens: 4, .. }] if to.attempt == Attempt(1)));
+    let [RequestEffect::PlaceMigration(question)] = &asked[..] else { panic!("{asked:?}") };
+    assert_eq!((question.migrated.attempt, question.tokens), (Attempt(1), 4));
     let to_d1 = || Some(MigrationAssignment { to: start("d1"), source: None });
     shell.answer_migration(1, to_d1());
     assert_eq!(submitted(&shell.take()), ["d1"]);
@@ -566,10 +571,13 @@ fn request_migrates_once_the_new_decode_node_has_its_blocks() {
     shell.tell(1, RequestEvent::Prefill(PrefillEvent::Failed(unavailable())));
     assert_eq!(shell.aborted(), [("d1".to_owned(), 1)], "it stays");
     let asked = shell.tell(0, RequestEvent::MigrationRequested(2));
-    assert!(matches!(&asked[..], [RequestEffect::PlaceMigration { exclude, .. }] if *exclude == [id("d1")]));
+    assert!(matches!(&asked[..], [RequestEffect::PlaceMigration(question)] if question.exclude == [id("d1")]));
     shell.answer_migration(2, None);
     let asked = shell.tell(0, RequestEvent::MigrationRequested(2));
-    assert!(matches!(&asked[..], [RequestEffect::PlaceMigration { exclude, .. }] if exclude.is_empty()), "asked again");
+    assert!(
+        matches!(&asked[..], [RequestEffect::PlaceMigration(question)] if question.exclude.is_empty()),
+        "asked again"
+    );
     shell.answer_migration(3, to_d1());
     shell.take();
     shell.tell(3, RequestEvent::Prefill(PrefillEvent::Fetched(FetchReport { bytes: 5, ..FetchReport::default() })));
@@ -590,7 +598,7 @@ fn migration_target_goes_on_if_the_source_node_fails() {
     shell.tell(0, RequestEvent::MigrationRequested(1));
     shell.answer_migration(1, Some(MigrationAssignment { to: start("d1"), source: None }));
     shell.take();
-    shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::GivenUp);
+    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Away::GivenUp);
     shell.take();
     assert_eq!((shell.core.attempt(), &shell.core.state), (Attempt(1), &State::Decoding));
 }
@@ -612,7 +620,7 @@ fn request_is_not_accepted_if_its_node_is_unreachable() {
 #[test]
 fn node_loss_from_before_the_placement_is_ignored() {
     let mut shell = Shell::placed(job(6));
-    shell.core.on_node_away(shell.now, shell.now - MS, (&id("d0"), Generation(1)), Away::GivenUp);
+    shell.core.on_node_away(shell.now, shell.now - MS, &start("d0"), Away::GivenUp);
     assert_eq!(shell.take(), []);
 }
 
@@ -626,7 +634,7 @@ fn refused_grant_is_reselected_at_another_decode_node() {
     assert!(
         matches!(&shell.take()[..], [RequestEffect::Note(_), RequestEffect::Reselect { node, .. }] if *node == id("p0"))
     );
-    shell.core.on_node_away(shell.now, shell.now, (&id("d0"), Generation(1)), Away::GivenUp);
+    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Away::GivenUp);
     assert_eq!(shell.take(), [], "it is not there any more");
     shell.answer_reselect(0, "d1", None);
     assert!(matches!(shell.take().last(), Some(RequestEffect::Place { .. })), "that one is gone");

@@ -3,13 +3,17 @@
 use std::time::Instant;
 
 use baton_kv_cache::BlockHasher;
-use baton_types::{Attempt, ErrorKind, Generation, GrantId, LeaseRelease, LeaseRequest, TokenId};
+use baton_types::{Attempt, ErrorKind, Generation, GrantId, LeaseRelease, LeaseRequest, NodeStart, TokenId};
 
 use super::engine::{BLOCK_TOKENS, key, model, target};
 use super::prefill::{MS, Node, config, job};
 use crate::{DecodeConfig, DecodeCore, DecodeEffect, LeaseEffect, PrefillConfig, PrefillEffect, StepOutput, StepPlan};
 
 const BLOCKS: u32 = 12;
+
+fn reader(generation: u64) -> NodeStart {
+    NodeStart { node: target().node, generation: Generation(generation) }
+}
 
 fn lease(n: u64, prompt: impl IntoIterator<Item = TokenId>) -> LeaseRequest {
     let hasher = BlockHasher::new(model(BLOCKS).layout.fingerprint(), b"");
@@ -45,10 +49,10 @@ fn prompt_that_needs_leased_blocks_is_not_delayed_by_new_leases() {
     // 10 of 12 blocks, and four are read.
     node.submit(job(1, 5..45, 1));
     assert_eq!(node.lease(lease(9, 0..16)), Err(ErrorKind::Overloaded));
-    let of_another = LeaseRelease { lease: first, reader: Some((target().node, Generation(2))) };
+    let of_another = LeaseRelease { lease: first, reader: Some(reader(2)) };
     node.after(MS, |core, now| core.on_release_lease(now, of_another));
     node.after(MS, |core, now| core.on_release_lease(now, first));
-    node.after(MS, |core, now| core.on_node_lost(now, &(target().node, Generation(2))));
+    node.after(MS, |core, now| core.on_node_lost(now, &reader(2)));
     assert_eq!(node.core.load(node.now).waiting, 1, "one reader is left");
     node.after(MS, |core, now| core.on_wakeup(now + 45_000 * MS));
     assert_eq!(node.core.load(node.now).running, 1);
@@ -80,7 +84,7 @@ fn leases_of_lost_reader_end_and_waiting_prompt_runs() {
         node.lease(lease(n, 0..16)).unwrap();
     }
     node.submit(job(1, 5..45, 1));
-    node.after(MS, |core, now| core.on_node_lost(now, &(target().node, Generation(1))));
+    node.after(MS, |core, now| core.on_node_lost(now, &reader(1)));
     assert_eq!(node.core.load(node.now).running, 1);
     let ended = |effect: &&PrefillEffect| matches!(effect, PrefillEffect::Lease(LeaseEffect::End { .. }));
     assert_eq!(node.effects.iter().filter(ended).count(), 2);
@@ -136,7 +140,7 @@ fn decode_node_refuses_new_leases_while_a_prompt_waits_for_blocks() {
     let second = node.lease(takes_over).unwrap();
     node.0.on_release_lease(node.1, second);
     assert_eq!(node.step(), None, "the first reader is left");
-    node.0.on_node_lost(node.1, &(target().node, Generation(1)));
+    node.0.on_node_lost(node.1, &reader(1));
     assert_eq!(node.step().unwrap().sequences[0].key, key(1));
     node.0.on_release_lease(node.1, first);
 }

@@ -7,7 +7,7 @@ use baton_scheduler::{
     Applied, Away, Cluster, NodeState, Refusal, RequestCore, RequestEffect, RequestError, RequestEvent, RequestJob,
     RequestKey, RequestLimits,
 };
-use baton_types::{ConductorId, FinishReason, Generation, NodeId, NodeRole, RequestId};
+use baton_types::{ConductorId, FinishReason, Generation, NodeId, NodeRole, NodeStart, RequestId};
 
 use super::engine::output_token;
 use super::wire::{Event, Input, Report, Start, StepReport, Wire};
@@ -164,21 +164,20 @@ impl Frontend {
         }
         wire.sessions[gone.node] += 1;
         let now = wire.now();
-        let name = self.names[gone.node].clone();
-        let generation = gone.generation;
-        let away = match self.cluster.on_node_goodbye(now, &name, generation) {
+        let lost = NodeStart { node: self.names[gone.node].clone(), generation: gone.generation };
+        let away = match self.cluster.on_node_goodbye(now, &lost.node, lost.generation) {
             NodeState::Drained => Away::Drained,
             _ => Away::Died,
         };
         for (node, session) in self.sessions.iter().enumerate() {
             if let Some(generation_of) = *session {
                 let to = Start { node, generation: generation_of };
-                wire.command(to, Input::NodeLost(name.clone(), generation));
+                wire.command(to, Input::NodeLost(lost.clone()));
             }
         }
         for request in self.live.keys().copied().collect::<Vec<_>>() {
             if let Some(live) = self.live.get_mut(&request) {
-                live.core.on_node_away(now, now, (&name, generation), away);
+                live.core.on_node_away(now, now, &lost, away);
                 self.carry_out(wire, request);
             }
         }
@@ -202,12 +201,12 @@ impl Frontend {
                 RequestEffect::AskReselect { key, from, refused } => {
                     let other = self.cluster.reselect(now, key);
                     let target = self.cluster.decode_target(other.as_ref().unwrap_or(&from));
-                    live.core.on_reselected(now, key, (&from, refused), target);
+                    live.core.on_reselected(now, key, &from, refused, target);
                 }
-                RequestEffect::PlaceMigration { key, to, tokens, exclude } => {
-                    let chosen = self.cluster.place_migration(now, (key, to), tokens, &exclude);
+                RequestEffect::PlaceMigration(question) => {
+                    let chosen = self.cluster.place_migration(now, &question);
                     let chosen = chosen.and_then(|chosen| self.cluster.assign_migration(&chosen));
-                    live.core.on_migration_placed(to, chosen);
+                    live.core.on_migration_placed(question.migrated, chosen);
                 }
                 RequestEffect::Submit { node, job } => {
                     if !self.tell(wire, &node, Input::Submit(Box::new(job))) {

@@ -185,7 +185,7 @@ impl Node {
         match input {
             Input::Submit(job) => with_core!(self, core => core.on_submit(now, *job)),
             Input::Abort(key) => with_core!(self, core => core.on_abort(now, key)),
-            Input::NodeLost(node, generation) => with_core!(self, core => core.on_node_lost(now, &(node, generation))),
+            Input::NodeLost(lost) => with_core!(self, core => core.on_node_lost(now, &lost)),
             Input::Snapshot => self.send_snapshot(wire),
             Input::LeaseRequest(from, request) => self.on_lease_request(now, from, *request),
             Input::LeaseReply(key, reply) => self.on_lease_reply(wire, key, reply),

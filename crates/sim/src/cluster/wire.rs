@@ -7,7 +7,7 @@ use baton_kv_cache::KvEventBatch;
 use baton_scheduler::{PushId, StepId};
 use baton_types::{
     BlockHash, DecodeEvent, Generation, GrantId, GrantReply, GrantRequest, Handoff, LeaseRelease, LeaseReply,
-    LeaseRequest, Load, NodeId, PrefillEvent, PrefillJob, Refused, RequestKey, Reselect,
+    LeaseRequest, Load, NodeId, NodeStart, PrefillEvent, PrefillJob, Refused, RequestKey, Reselect,
 };
 
 use super::contents::Contents;
@@ -69,7 +69,7 @@ pub(super) enum Input {
     Submit(Box<PrefillJob>),
     Abort(RequestKey),
     Reselect(Box<Reselect>),
-    NodeLost(NodeId, Generation),
+    NodeLost(NodeStart),
     Snapshot,
     GrantRequest(Start, Box<GrantRequest>),
     GrantReply(RequestKey, Result<Box<GrantReply>, Refused>),

@@ -11,8 +11,7 @@ use baton_scheduler::{
     LinkId, Policies, PromptsAtDecode, RequestCore, RequestEffect, RequestJob, RequestKey, RequestLimits,
 };
 use baton_types::{
-    ConductorId, FromLeader, Generation, MigrationQuestion, NodeId, Question, Refused, RequestId, SamplingParams, Slo,
-    ToLeader,
+    ConductorId, FromLeader, Generation, NodeId, NodeStart, Question, Refused, RequestId, SamplingParams, Slo, ToLeader,
 };
 
 use super::election::{Election, Timer};
@@ -278,7 +277,7 @@ impl Front {
     fn on_to_leader(&mut self, net: &mut Net, conn: u64, message: ToLeader) {
         if let ToLeader::Greet { conductor, latest_term, attempts } = message {
             let now = self.now(net);
-            let Some(following) = self.desk.on_follower(now, (conductor, latest_term), &attempts, &mut self.cluster)
+            let Some(following) = self.desk.on_follower(now, conductor, latest_term, &attempts, &mut self.cluster)
             else {
                 return net.close(conn);
             };
@@ -431,11 +430,11 @@ impl Front {
     fn on_session_over(&mut self, net: &mut Net, node: usize, session: u64) {
         let Some((_, generation)) = self.sessions[node].take_if(|(known, _)| *known == session) else { return };
         let now = self.now(net);
-        let name = self.names[node].clone();
-        self.cluster.on_node_goodbye(now, &name, generation);
+        let lost = NodeStart { node: self.names[node].clone(), generation };
+        self.cluster.on_node_goodbye(now, &lost.node, generation);
         for request in self.live.keys().copied().collect::<Vec<_>>() {
             if let Some(live) = self.live.get_mut(&request) {
-                live.core.on_node_away(now, now, (&name, generation), Away::Died);
+                live.core.on_node_away(now, now, &lost, Away::Died);
                 self.carry_out(net, request);
             }
         }
@@ -474,14 +473,14 @@ impl Front {
                     let answer = self.desk.on_ask_for_other(now, key, &from, cluster, &mut random);
                     self.on_asked(net, &mut live, (key, OpenQuestion::Other { from, refused }), answer);
                 }
-                RequestEffect::PlaceMigration { key, to, tokens, exclude } => {
-                    let question = MigrationQuestion { key, migrated: to, tokens, exclude };
+                RequestEffect::PlaceMigration(question) => {
+                    let migrated = question.migrated;
                     let answer = self.desk.on_ask_for_migration(now, question, cluster, &mut random);
-                    self.on_asked(net, &mut live, (to, OpenQuestion::Migrate), answer);
+                    self.on_asked(net, &mut live, (migrated, OpenQuestion::Migrate), answer);
                 }
                 RequestEffect::Submit { node, job } => {
                     let needed = live.core.needed();
-                    let gone = needed.iter().find(|start| !cluster.is_here(start)).map(|(node, _)| node.clone());
+                    let gone = needed.iter().find(|start| !cluster.is_here(start)).map(|start| start.node.clone());
                     let gone = gone.or_else(|| {
                         let command = Command::Job(self.desk.term(), Box::new(job));
                         (!self.tell_node(net, &node, command)).then(|| node.clone())
@@ -544,7 +543,7 @@ fn tell_core(core: &mut RequestCore, now: Instant, key: RequestKey, asked: OpenQ
     match (asked, answer) {
         (OpenQuestion::Nodes, Answer::Placed(decided)) => core.on_placed(decided.at, key, decided.placed),
         (OpenQuestion::Other { from, refused }, Answer::Reselected(to)) => {
-            core.on_reselected(now, key, (&from, refused), to)
+            core.on_reselected(now, key, &from, refused, to)
         }
         (OpenQuestion::Migrate, Answer::Migrated(to)) => core.on_migration_placed(key, to),
         (asked, answer) => panic!("{answer:?} to {asked:?}"),

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use baton_memory::MemoryRegion;
 use baton_runtime::TaskSet;
-use baton_types::{Generation, GrantId, NodeId};
+use baton_types::{Generation, GrantId, NodeId, NodeStart};
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
@@ -129,7 +129,7 @@ fn config() -> TransferConfig {
 
 fn grant(id: u64, range: Range<u64>) -> GrantSpec {
     let (name, generation) = WRITER;
-    let writer = Some((NodeId::new(name).expect("a name"), Generation(generation)));
+    let writer = Some(NodeStart { node: NodeId::new(name).expect("a name"), generation: Generation(generation) });
     let expires = baton_runtime::now() + EXPIRES;
     GrantSpec { id: GrantId(id), segment: SegmentId(0), ranges: vec![range], writer, expires }
 }

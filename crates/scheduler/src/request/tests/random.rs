@@ -102,7 +102,9 @@ fn request_ends_once_for_every_event_in_every_state() {
                 while let Some(effect) = shell.take().into_iter().find(RequestEffect::is_question) {
                     match effect {
                         RequestEffect::Place { .. } => shell.answer(Err(refusal(None))),
-                        RequestEffect::PlaceMigration { to, .. } => shell.answer_migration(to.attempt.0, None),
+                        RequestEffect::PlaceMigration(question) => {
+                            shell.answer_migration(question.migrated.attempt.0, None)
+                        }
                         _ => {}
                     }
                 }
@@ -138,9 +140,10 @@ fn answer_to(rng: &mut Random, effect: RequestEffect, names: &mut u32) -> Option
             let refused = refusal((rng.below(4) > 0).then_some(MS));
             Some(Answer::Placed(key, Box::new(if rng.below(3) > 0 { Ok(placed) } else { Err(refused) })))
         }
-        RequestEffect::PlaceMigration { to, .. } => {
+        RequestEffect::PlaceMigration(question) => {
             let there = rng.below(4) > 0;
-            Some(Answer::Migrated(to, there.then(|| MigrationAssignment { to: start(&node("d")), source: None })))
+            let to = there.then(|| MigrationAssignment { to: start(&node("d")), source: None });
+            Some(Answer::Migrated(question.migrated, to))
         }
         RequestEffect::AskReselect { key, from, refused } => {
             let target = to("p", &node("d")).target.filter(|_| rng.below(4) > 0);
@@ -196,14 +199,14 @@ fn happen(shell: &mut Shell, rng: &mut Random, event: &str) {
             let placed = shell.core.placement();
             let node = match event {
                 "node lost" | "node silent" => placed.and_then(|placement| placement.decode.clone()),
-                "other node" => moving.map(|asked| asked.to.0),
+                "other node" => moving.map(|asked| asked.to.node),
                 _ => placed.map(|placement| placement.prefill.clone()),
             };
             let node = node.unwrap_or(id("x"));
             if event == "node silent" {
-                return shell.core.on_node_away(shell.now, shell.now, (&node, Generation(1)), Away::Silent);
+                return shell.core.on_node_away(shell.now, shell.now, &start(node.as_str()), Away::Silent);
             }
-            return shell.core.on_node_away(shell.now, shell.now, (&node, Generation(1)), Away::GivenUp);
+            return shell.core.on_node_away(shell.now, shell.now, &start(node.as_str()), Away::GivenUp);
         }
         "stopped" => return shell.core.on_stopped(shell.now, shell.delivered.len() as u32),
         "abort" => return shell.core.on_abort(shell.now),

@@ -4,7 +4,9 @@
 use std::time::{Duration, Instant};
 
 use baton_scheduler::{FetchedBytes, LEASE_DEADLINE, MAX_PREFIX_WAIT_PER_STEP, RequestKey, prefix_patience};
-use baton_types::{BlockId, ErrorKind, FetchSource, GrantId, LeaseRelease, LeaseReply, LeaseRequest, Refused};
+use baton_types::{
+    BlockId, ErrorKind, FetchSource, GrantId, LeaseRelease, LeaseReply, LeaseRequest, NodeStart, Refused,
+};
 
 use super::{Core, Node, with_core};
 use crate::cluster::wire::{Event, Input, Start, Wire};
@@ -227,7 +229,7 @@ impl Node {
         match fetch.holder {
             Holder::Node(holder) => {
                 if let Some(lease) = fetch.lease {
-                    let reader = Some((self.info.node.clone(), self.start.generation));
+                    let reader = Some(NodeStart { node: self.info.node.clone(), generation: self.start.generation });
                     wire.tell(self.start.node, holder, Input::ReleaseLease(Box::new(LeaseRelease { lease, reader })));
                 }
                 with_core!(self, core => core.on_fetch_done(now, key, result));

@@ -5,13 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use baton_types::GrantId;
+use baton_types::{GrantId, NodeStart};
 use futures::future::join_all;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::grant::Writer;
 use crate::transport::net::shm::ViewCache;
 use crate::transport::net::wire::Rejection;
 
@@ -70,7 +69,7 @@ impl Live {
     }
 }
 
-type Key = (Writer, u64);
+type Key = (NodeStart, u64);
 
 /// The live connections, by writer and the number that the writer gave them.
 #[derive(Default)]
@@ -91,7 +90,7 @@ pub(crate) struct Registered {
 impl Connections {
     /// Enters a connection. A writer's later generation ends the connections of the earlier ones,
     /// which are refused from then on as long as it has one.
-    pub(crate) fn register(self: &Arc<Self>, writer: &Writer, connection: u64) -> Result<Registered, Rejection> {
+    pub(crate) fn register(self: &Arc<Self>, writer: &NodeStart, connection: u64) -> Result<Registered, Rejection> {
         let mut connections = self.lock();
         let same_node = connections.iter().filter(|((other, _), _)| other.node == writer.node);
         for ((other, _), live) in same_node {
@@ -124,7 +123,7 @@ impl Connections {
 
     /// Closes a connection of a writer; resolves once nothing of it can land. One that is not known
     /// has ended before.
-    pub(crate) async fn fence(&self, writer: &Writer, connection: u64) {
+    pub(crate) async fn fence(&self, writer: &NodeStart, connection: u64) {
         let live = self.lock().get(&(writer.clone(), connection)).cloned();
         if let Some(live) = live {
             live.kill.cancel();
@@ -183,7 +182,7 @@ impl Registered {
         self.key.1
     }
 
-    pub(crate) fn writer(&self) -> &Writer {
+    pub(crate) fn writer(&self) -> &NodeStart {
         &self.key.0
     }
 }
@@ -203,8 +202,8 @@ mod tests {
 
     use super::*;
 
-    fn writer(generation: u64) -> Writer {
-        Writer { node: NodeId::new("w").unwrap(), generation: Generation(generation) }
+    fn writer(generation: u64) -> NodeStart {
+        NodeStart { node: NodeId::new("w").unwrap(), generation: Generation(generation) }
     }
 
     #[tokio::test]

@@ -20,7 +20,7 @@ use crate::transport::net::rdma::Landing;
 use crate::transport::net::shm::Views;
 use crate::transport::net::wire::incoming::{DROPPED_AT_ONCE, Incoming};
 use crate::transport::net::wire::stream::Stream;
-use crate::transport::net::wire::{Commit, Frame, PartId, Read, Reply, Target};
+use crate::transport::net::wire::{Commit, Frame, PartId, Place, Read, Reply, Target};
 
 /// How often the writer of a long payload hears that it arrives.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
@@ -37,7 +37,7 @@ struct OpenPart {
     /// It is answered, and what still comes of it is dropped.
     refused: bool,
     /// Where its writer says that it is still wanted (shm).
-    place: Option<(u32, u64)>,
+    place: Option<Place>,
 }
 
 /// One accepted connection, after its handshake.
@@ -151,7 +151,7 @@ impl<'a> Receiver<'a> {
         &mut self,
         target: &Target,
         spans: &[RemoteSpan],
-        place: Option<(u32, u64)>,
+        place: Option<Place>,
     ) -> io::Result<Fate> {
         if self.open.as_ref().is_none_or(|open| open.id != target.id) {
             self.open = Some(OpenPart { id: target.id, received: 0, refused: false, place });
@@ -255,7 +255,7 @@ impl<'a> Receiver<'a> {
         let id = commit.target.id;
         let trailer = Trailer { part: id.part, parts: commit.parts, bytes: commit.bytes, tag: commit.tag };
         let Target { grant, segment, .. } = commit.target;
-        match self.host.grants.commit(room, (grant, &self.key(id.batch)), segment, &trailer) {
+        match self.host.grants.commit(room, grant, &self.key(id.batch), segment, &trailer) {
             Ok(()) => self.reply(&Reply::Ack(id)).await,
             Err(refusal) => self.refuse(id, refusal).await,
         }

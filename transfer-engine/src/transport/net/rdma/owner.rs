@@ -212,8 +212,9 @@ impl Receiver<'_> {
         if self.host.grants.has_arrived(grant, &self.key(id.batch)) {
             return self.reply(&Reply::Ack(id)).await;
         }
-        let access = (Access::Write, self.registered.writer());
-        let allowed = self.host.grants.find(grant).and_then(|grant| grant.check(access, segment, baton_runtime::now()));
+        let writer = self.registered.writer();
+        let found = self.host.grants.find(grant);
+        let allowed = found.and_then(|grant| grant.check(Access::Write, writer, segment, baton_runtime::now()));
         // No peer that keeps to the protocol asks about one that lives.
         let lives = || Refusal::new(RefusalReason::Revoked, format!("grant {} was said to have ended", grant.0));
         self.refuse(id, allowed.err().unwrap_or_else(lives)).await
@@ -234,7 +235,7 @@ impl Receiver<'_> {
         let opened = self.host.grants.find(grant).and_then(|grant| {
             let writer = self.registered.writer();
             let now = baton_runtime::now();
-            let allowed = grant.check((grant.access(), writer), segment, now);
+            let allowed = grant.check(grant.access(), writer, segment, now);
             allowed.map(|()| (grant.access(), grant.ranges().to_vec()))
         });
         match opened {

@@ -21,7 +21,7 @@ impl Receiver<'_> {
             Frame::Source { source, bytes } => {
                 let cache = &self.connections.views;
                 let writer = self.registered.writer();
-                self.views.on_source(self.stream, cache, writer, (source, bytes)).map_err(invalid)
+                self.views.on_source(self.stream, cache, writer, source, bytes).map_err(invalid)
             }
             _ => Err(self.misplaced()),
         }
@@ -29,7 +29,7 @@ impl Receiver<'_> {
 
     async fn on_copy(&mut self, copy: Copy) -> io::Result<()> {
         let spans: Vec<_> = copy.spans.iter().map(|span| span.to).collect();
-        let landing = self.admit(&copy.target, &spans, Some((copy.slot, copy.token))).await?;
+        let landing = self.admit(&copy.target, &spans, Some(copy.place)).await?;
         if let Fate::Lands(grant) = landing {
             self.copy(&grant, &copy).await?;
         }

@@ -11,6 +11,7 @@ use baton_memory::{MemoryRegion, SharedView};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::fence_guard::FenceGuard;
+use crate::transport::net::wire::Place;
 
 /// Slots of a lane, and with it the most parts that are under way there: one page.
 pub(super) const SLOTS: usize = 512;
@@ -28,9 +29,8 @@ pub(crate) struct Slots {
 /// A slot in use. Dropped, the part is not wanted any more.
 pub(crate) struct Armed {
     slots: Arc<Slots>,
-    slot: u32,
-    token: u64,
-    _place: OwnedSemaphorePermit,
+    place: Place,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Slots {
@@ -53,10 +53,10 @@ impl Slots {
     /// Takes a slot for a part whose batch has this fence guard; waits for one. `None`: the batch
     /// is over.
     pub(super) async fn arm(self: &Arc<Self>, fence: &FenceGuard) -> Option<Armed> {
-        let place = Arc::clone(&self.places).acquire_owned().await.ok()?;
+        let permit = Arc::clone(&self.places).acquire_owned().await.ok()?;
         let slot = self.free().pop()?;
         let token = self.next_token.fetch_add(1, SeqCst);
-        let armed = Armed { slots: Arc::clone(self), slot, token, _place: place };
+        let armed = Armed { slots: Arc::clone(self), place: Place { slot, token }, _permit: permit };
         self.at(slot).store(token, SeqCst);
         let slots = Arc::clone(self);
         fence.on_close(move || slots.clear(slot, token));
@@ -84,20 +84,21 @@ impl Slots {
 }
 
 impl Armed {
-    pub(super) fn place(&self) -> (u32, u64) {
-        (self.slot, self.token)
+    pub(super) fn place(&self) -> Place {
+        self.place
     }
 }
 
 impl Drop for Armed {
     fn drop(&mut self) {
-        self.slots.clear(self.slot, self.token);
-        self.slots.free().push(self.slot);
+        self.slots.clear(self.place.slot, self.place.token);
+        self.slots.free().push(self.place.slot);
     }
 }
 
 /// Whether a part is still wanted, as the writer's page says. A slot that does not exist says no.
-pub(super) fn is_wanted(page: &SharedView, (slot, token): (u32, u64)) -> bool {
+pub(super) fn is_wanted(page: &SharedView, place: Place) -> bool {
+    let Place { slot, token } = place;
     let at = slot as usize * size_of::<u64>();
     if token == 0 || at + size_of::<u64>() > page.len() {
         return false;
@@ -125,12 +126,12 @@ mod tests {
         let second = slots.arm(&FenceGuard::default()).await.unwrap();
         let a = first.place();
         let b = second.place();
-        assert!(is_wanted(&page, a) && is_wanted(&page, b) && !is_wanted(&page, (a.0, b.1)));
+        assert!(is_wanted(&page, a) && is_wanted(&page, b) && !is_wanted(&page, Place { token: b.token, ..a }));
         fence.close();
         assert!(!is_wanted(&page, a) && is_wanted(&page, b));
         drop(first);
         drop(second);
-        assert!(!is_wanted(&page, b) && !is_wanted(&page, (SLOTS as u32, b.1)));
+        assert!(!is_wanted(&page, b) && !is_wanted(&page, Place { slot: SLOTS as u32, ..b }));
         assert!(slots.arm(&fence).await.is_none(), "its batch is over");
         let again = slots.arm(&FenceGuard::default()).await.unwrap();
         fence.close();

@@ -7,14 +7,14 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use baton_memory::{MemoryRegion, SharedView};
+use baton_types::NodeStart;
 
 use super::copy::copy_out;
 use super::slots::is_wanted;
 use crate::SegmentId;
 use crate::engine::MAX_SEGMENTS;
-use crate::grant::Writer;
-use crate::transport::net::wire::CopySpan;
 use crate::transport::net::wire::stream::Stream;
+use crate::transport::net::wire::{CopySpan, Place};
 
 /// Most segments of a writer.
 const MAX_SOURCES: usize = MAX_SEGMENTS;
@@ -24,10 +24,16 @@ const MAX_SLOT_BYTES: u64 = 1 << 20;
 /// Segments of all writers that are mapped: the lanes of a writer share a mapping, and with it its
 /// page tables.
 #[derive(Default)]
-pub(crate) struct ViewCache(Mutex<HashMap<(Writer, SegmentId), Weak<SharedView>>>);
+pub(crate) struct ViewCache(Mutex<HashMap<(NodeStart, SegmentId), Weak<SharedView>>>);
 
 impl ViewCache {
-    fn map(&self, writer: &Writer, source: SegmentId, bytes: u64, file: impl AsFd) -> Result<Arc<SharedView>, String> {
+    fn map(
+        &self,
+        writer: &NodeStart,
+        source: SegmentId,
+        bytes: u64,
+        file: impl AsFd,
+    ) -> Result<Arc<SharedView>, String> {
         let mut views = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         views.retain(|_, view| view.strong_count() > 0);
         let key = (writer.clone(), source);
@@ -61,8 +67,9 @@ impl Views {
         &mut self,
         stream: &Stream,
         cache: &ViewCache,
-        writer: &Writer,
-        (source, bytes): (SegmentId, u64),
+        writer: &NodeStart,
+        source: SegmentId,
+        bytes: u64,
     ) -> Result<(), String> {
         let file = stream.take_file().ok_or("SOURCE without a file")?;
         if self.sources.len() >= MAX_SOURCES || self.sources.contains_key(&source) {
@@ -91,7 +98,7 @@ impl Views {
 
     /// Whether the writer still wants a part. What was copied for it before the call is whole, if
     /// so.
-    pub(crate) fn is_wanted(&self, place: (u32, u64)) -> bool {
+    pub(crate) fn is_wanted(&self, place: Place) -> bool {
         self.slots.as_ref().is_some_and(|page| is_wanted(page, place))
     }
 }

@@ -33,11 +33,16 @@ pub(crate) struct Copy {
     pub(crate) target: Target,
     /// The writer's segment.
     pub(crate) source: SegmentId,
-    /// Where in the writer's slots it says that the part is still wanted: as long as `token` stands
-    /// there.
+    pub(crate) place: Place,
+    pub(crate) spans: Vec<CopySpan>,
+}
+
+/// Where in the writer's slots it says that a part is still wanted: as long as `token` stands
+/// there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
     pub(crate) slot: u32,
     pub(crate) token: u64,
-    pub(crate) spans: Vec<CopySpan>,
 }
 
 /// Bytes to fetch.
@@ -139,19 +144,13 @@ pub(crate) fn put_data(out: &mut Vec<u8>, target: &Target, spans: &[SpanPair]) {
 }
 
 /// Appends a COPY frame for spans of at most `MAX_FRAME_SPANS` and 4 GiB each.
-pub(crate) fn put_copy(
-    out: &mut Vec<u8>,
-    target: &Target,
-    source: SegmentId,
-    (slot, token): (u32, u64),
-    spans: &[SpanPair],
-) {
+pub(crate) fn put_copy(out: &mut Vec<u8>, target: &Target, source: SegmentId, place: Place, spans: &[SpanPair]) {
     debug_assert!(spans.len() <= MAX_FRAME_SPANS);
     frame(out, kind::COPY, |out| {
         put_target(out, target);
         out.put_u32(source.0);
-        out.put_u32(slot);
-        out.put_u64(token);
+        out.put_u32(place.slot);
+        out.put_u64(place.token);
         for span in spans {
             put_span(out, span.remote_offset, span.len);
             out.put_u64(span.local_offset);
@@ -261,10 +260,9 @@ fn decode_data(rest: &mut &[u8]) -> Option<Frame> {
 fn decode_copy(rest: &mut &[u8]) -> Option<Frame> {
     let target = take_target(rest)?;
     let source = SegmentId(rest.try_get_u32().ok()?);
-    let slot = rest.try_get_u32().ok()?;
-    let token = rest.try_get_u64().ok()?;
+    let place = Place { slot: rest.try_get_u32().ok()?, token: rest.try_get_u64().ok()? };
     let spans = take_all(rest, |rest| Some(CopySpan { to: take_span(rest)?, from: rest.try_get_u64().ok()? }))?;
-    Some(Frame::Copy(Copy { target, source, slot, token, spans }))
+    Some(Frame::Copy(Copy { target, source, place, spans }))
 }
 
 fn decode_read(rest: &mut &[u8]) -> Option<Read> {

@@ -1,11 +1,10 @@
 //! The handshake.
 
-use baton_types::{Generation, NodeId};
+use baton_types::{Generation, NodeId, NodeStart};
 use bytes::{Buf, BufMut};
 
 use super::{MAGIC, Prefix, WireError, frame, kind, put_name, take_name};
 use crate::TransportKind;
-use crate::grant::Writer;
 
 /// First frame of the writer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,9 +13,9 @@ pub(crate) struct Hello {
     pub(crate) version: u16,
     /// Names the connection among the writer's.
     pub(crate) connection: u64,
-    pub(crate) writer: Writer,
+    pub(crate) writer: NodeStart,
     /// Whom the writer means to reach.
-    pub(crate) target: Writer,
+    pub(crate) target: NodeStart,
     /// What is to carry the bytes.
     pub(crate) transport: TransportKind,
 }
@@ -73,15 +72,15 @@ impl Hello {
     }
 }
 
-fn put_writer(out: &mut Vec<u8>, writer: &Writer) {
+fn put_writer(out: &mut Vec<u8>, writer: &NodeStart) {
     out.put_u64(writer.generation.0);
     put_name(out, writer.node.as_str());
 }
 
-fn take_writer(rest: &mut &[u8]) -> Option<Writer> {
+fn take_writer(rest: &mut &[u8]) -> Option<NodeStart> {
     let generation = Generation(rest.try_get_u64().ok()?);
     let node = NodeId::new(take_name(rest)?).ok()?;
-    Some(Writer { node, generation })
+    Some(NodeStart { node, generation })
 }
 
 impl Rejection {

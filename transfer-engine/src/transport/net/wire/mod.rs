@@ -30,7 +30,8 @@ pub(crate) use endpoint::RdmaEndpoint;
 #[cfg(any(test, feature = "rdma"))]
 pub(crate) use frame::Expect;
 pub(crate) use frame::{
-    Commit, Copy, CopySpan, Data, Frame, Read, Target, put_check, put_commit, put_copy, put_data, put_fence, put_read,
+    Commit, Copy, CopySpan, Data, Frame, Place, Read, Target, put_check, put_commit, put_copy, put_data, put_fence,
+    put_read,
 };
 pub(crate) use hello::{Hello, Rejection};
 #[cfg(any(test, feature = "rdma"))]

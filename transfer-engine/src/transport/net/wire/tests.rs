@@ -1,9 +1,8 @@
-use baton_types::{Generation, NodeId};
+use baton_types::{Generation, NodeId, NodeStart};
 use proptest::prelude::*;
 
 use super::*;
 use crate::error::{Refusal, RefusalReason};
-use crate::grant::Writer;
 use crate::{SpanPair, TransportKind};
 
 fn split(bytes: &[u8]) -> (Prefix, &[u8]) {
@@ -30,8 +29,9 @@ proptest! {
         let data = Data { target, spans: remote.clone() };
         prop_assert_eq!(frame_of(|out| put_data(out, &target, &spans)), Frame::Data(data));
         let copied = remote.iter().map(|&to| CopySpan { to, from: bytes }).collect();
-        let copy = Frame::Copy(Copy { target, source: SegmentId(5), slot: 3, token: tag, spans: copied });
-        prop_assert_eq!(frame_of(|out| put_copy(out, &target, SegmentId(5), (3, tag), &spans)), copy);
+        let place = Place { slot: 3, token: tag };
+        let copy = Frame::Copy(Copy { target, source: SegmentId(5), place, spans: copied });
+        prop_assert_eq!(frame_of(|out| put_copy(out, &target, SegmentId(5), place, &spans)), copy);
         let commit = Commit { target, parts: 9, bytes, tag };
         prop_assert_eq!(frame_of(|out| put_commit(out, &commit)), Frame::Commit(commit));
         let others = [
@@ -96,7 +96,7 @@ fn endpoint(number: u32) -> RdmaEndpoint {
 }
 
 fn hello() -> Hello {
-    let writer = |name, generation| Writer { node: NodeId::new(name).unwrap(), generation: Generation(generation) };
+    let writer = |name, generation| NodeStart { node: NodeId::new(name).unwrap(), generation: Generation(generation) };
     Hello { version: 2, connection: 9, writer: writer("p", 3), target: writer("d", 4), transport: TransportKind::Shm }
 }
 

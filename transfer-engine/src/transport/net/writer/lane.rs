@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use baton_types::NodeStart;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -16,7 +17,6 @@ use super::route::Route;
 use crate::TransportKind;
 use crate::engine::Host;
 use crate::error::Refusal;
-use crate::grant::Writer;
 use crate::metrics::GaugeGuard;
 use crate::transport::net::wire::incoming::{DROPPED_AT_ONCE, Incoming};
 use crate::transport::net::wire::stream::Stream;
@@ -118,7 +118,7 @@ impl Work {
 /// Runs a lane.
 pub(crate) struct LaneTask {
     pub(crate) host: Arc<Host>,
-    target: Writer,
+    target: NodeStart,
     pub(crate) stream: Stream,
     lane: Arc<Lane>,
     waiting: mpsc::Receiver<Box<Sending>>,

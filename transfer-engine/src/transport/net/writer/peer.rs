@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use baton_types::NodeStart;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 
@@ -13,7 +14,6 @@ use super::lane::{Connected, Lane};
 use super::part::LaneEnd;
 use super::route::{Attempts, Busy, Failure, Route, Way};
 use crate::engine::Host;
-use crate::grant::Writer;
 use crate::path::{PathReport, PathStats};
 use crate::transport::net::rdma::RdmaAddress;
 use crate::transport::net::shm::ShmAddress;
@@ -27,7 +27,7 @@ const SHM_LANES: usize = 2;
 /// An owner, and the ways to it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct PeerKey {
-    pub(crate) target: Writer,
+    pub(crate) target: NodeStart,
     pub(crate) addresses: Vec<TransportAddress>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Wanted {
 /// One owner that this engine writes to.
 pub(crate) struct Peer {
     pub(crate) host: Arc<Host>,
-    pub(crate) target: Writer,
+    pub(crate) target: NodeStart,
     /// Permits are bytes.
     pub(crate) in_flight: Arc<Semaphore>,
     pub(crate) stats: Arc<PathStats>,

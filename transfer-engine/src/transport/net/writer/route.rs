@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use baton_types::NodeStart;
 use tokio::net::TcpStream;
 use tokio::time::timeout_at;
 
 use super::carrier::AnyCarrier;
 use super::lane::Connected;
 use super::peer::Peer;
-use crate::grant::Writer;
 use crate::transport::net::rdma::{self, RdmaAddress};
 use crate::transport::net::shm::{ShmAddress, ShmCarrier};
 use crate::transport::net::tcp::TcpCarrier;
@@ -178,7 +178,7 @@ impl Route {
 
     /// A connection over it has failed: if there are other ways, they are taken until this one has
     /// been tried again.
-    pub(crate) fn on_failure(&self, target: &Writer, reason: &str) {
+    pub(crate) fn on_failure(&self, target: &NodeStart, reason: &str) {
         if self.has_others.load(Relaxed)
             // Who connects just now will find out.
             && let Ok(mut attempts) = self.attempts.try_lock()
@@ -264,12 +264,12 @@ impl Route {
         }
     }
 
-    pub(crate) fn unreachable(&self, target: &Writer, error: io::Error) -> TransferError {
+    pub(crate) fn unreachable(&self, target: &NodeStart, error: io::Error) -> TransferError {
         TransferError::PeerUnreachable { node: target.node.clone(), address: self.address(), reason: error.to_string() }
     }
 
     fn rejected(&self, peer: &Peer, rejection: Rejection) -> TransferError {
-        let stale = |writer: Writer, found| TransferError::StaleGeneration {
+        let stale = |writer: NodeStart, found| TransferError::StaleGeneration {
             node: writer.node,
             expected: writer.generation,
             found,
