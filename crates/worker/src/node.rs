@@ -13,7 +13,7 @@ use baton_grammar::GrammarCompiler;
 use baton_profile::ModelProfile;
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::serve::Protocol;
-use baton_runtime::settings::{BadSetting, within};
+use baton_runtime::settings::{BadSetting, seconds, within};
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{
     Clock, Drain, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, error_chain, new_generation, random_u64,
@@ -31,7 +31,7 @@ use tonic::service::Routes;
 
 use crate::background::Background;
 use crate::config::Settings;
-use crate::engine_thread::EngineThread;
+use crate::engine_thread::{EngineEvent, EngineThread};
 use crate::engine_watch::EngineWatch;
 use crate::input::Input;
 use crate::metrics::LoadMetrics;
@@ -146,96 +146,135 @@ pub(crate) struct Serving {
     pub shutdown: Shutdown,
 }
 
+/// Settings that hold, and what they say.
+struct Checked {
+    node: NodeId,
+    /// The model that a mock engine plays.
+    played: Option<ModelProfile>,
+    conductors: Vec<Name>,
+    grace: Duration,
+    step_timeout: Duration,
+}
+
+impl Checked {
+    fn of(settings: &mut Settings, role: NodeRole) -> anyhow::Result<Self> {
+        let played = take_profile(settings, role)?;
+        let node = node_name(settings, role)?;
+        let conductors = names(&settings.conductor)?;
+        check_ranges(settings)?;
+        let grace = seconds("grace_s", settings.grace_s, GRACES)?;
+        let step_timeout = seconds("step_timeout_s", settings.step_timeout_s, STEP_TIMEOUTS)?;
+        Ok(Self { node, played, conductors, grace, step_timeout })
+    }
+}
+
+/// What a node listens on.
+struct Ports {
+    grpc: TcpListener,
+    http: TcpListener,
+}
+
 /// Starts a node: it is reachable, and registers, when this returns.
 pub(crate) async fn start<R: Role>(mut settings: Settings, around: Around) -> anyhow::Result<Serving> {
     let Around { clock, telemetry, engine, network } = around;
-    let role = R::ROLE;
-    let played = take_profile(&mut settings, role)?;
+    let checked = Checked::of(&mut settings, R::ROLE)?;
     let tasks = TaskSet::new();
-    let shutdown = Shutdown::new();
-    let sessions = Sessions::default();
-    let (inputs, receiver) = mpsc::channel(QUEUED_INPUTS);
-    let (calls, called) = mpsc::channel(QUEUED_CALLS);
-    let (engine_events, engine_heard) = mpsc::channel(QUEUED_ENGINE_EVENTS);
-    let readiness = Readiness::default();
     let generation = new_generation();
-    let node = node_name(&settings, role)?;
-    let conductors = names(&settings.conductor)?;
-    check_ranges(&settings)?;
-    let grace = baton_runtime::settings::seconds("grace_s", settings.grace_s, GRACES)?;
-    let step_timeout = baton_runtime::settings::seconds("step_timeout_s", settings.step_timeout_s, STEP_TIMEOUTS)?;
-
-    let listener = listen("listen", &settings.listen).await?;
-    let http_listener = listen("http", &settings.http).await?;
-    let http = http_listener.local_addr()?;
-    let grpc = advertised(listener.local_addr()?, &settings)?;
-    let (transfer, arrivals) = bind_transfer(&settings, &node, generation, network, &tasks).await?;
+    let ports = Ports { grpc: listen("listen", &settings.listen).await?, http: listen("http", &settings.http).await? };
+    let address = advertised(ports.grpc.local_addr()?, &settings)?;
+    let (transfer, arrivals) = bind_transfer(&settings, &checked.node, generation, network, &tasks).await?;
     let loading = {
         let settings = settings.clone();
-        let played = played.clone();
-        move || load_model(&settings, role, played.as_ref(), engine)
+        let played = checked.played.clone();
+        move || load_model(&settings, R::ROLE, played.as_ref(), engine)
     };
     let model = tokio::task::spawn_blocking(loading).await.context("loading the model")??;
-    let info = Arc::new(node_info(&settings, node, role, generation, &grpc, &model));
+    let info = Arc::new(node_info(&settings, checked.node.clone(), R::ROLE, generation, &address, &model));
     let LoadedModel { engine, grammars, .. } = model;
-    let (segment, descriptor) = transfer.register(engine.arena().region().clone()).context("registering the arena")?;
-    let view = TransferView::new(transfer.clone(), &descriptor);
-    let transports = view.transports();
+    let arena = engine.arena().clone();
+    let (segment, descriptor) = transfer.register(arena.region().clone()).context("registering the arena")?;
     let model = ModelConfig {
-        layout: engine.arena().layout().clone(),
+        layout: arena.layout().clone(),
         context_length: info.context_length,
         vocab_size: info.vocab_size,
     };
-    let arena = engine.arena().clone();
-    let metrics = LoadMetrics::new(&model.layout);
-    let engine =
-        EngineThread::start(engine, grammars, role == NodeRole::Prefill, engine_events).context("engine thread")?;
-    let watch = EngineWatch::new(engine.progress(), REPORT_INTERVAL, usual_layer(&info), step_timeout);
-
+    let (inputs, input_events) = mpsc::channel(QUEUED_INPUTS);
+    let (engine_says, engine_events) = mpsc::channel(QUEUED_ENGINE_EVENTS);
+    let for_prompts = R::ROLE == NodeRole::Prefill;
+    let engine = EngineThread::start(engine, grammars, for_prompts, engine_says).context("engine thread")?;
+    let pacer = checked.played.as_ref().map(|played| pacer(&settings, played));
+    let sessions = Sessions::default();
     let parts = NodeParts {
-        info: Arc::clone(&info),
+        info,
         model,
         arena,
         engine,
-        transfer: transfer.clone(),
+        transfer,
         segment,
         descriptor,
         arrivals,
-        pacer: played.as_ref().map(|played| pacer(&settings, played)),
-        sessions: sessions.clone(),
-        inputs: inputs.clone(),
-        tasks: tasks.clone(),
-        clock: Arc::clone(&clock),
+        pacer,
+        sessions,
+        inputs,
+        tasks,
+        clock,
     };
-    let role = R::new(&settings, parts)?;
+    serve_role::<R>(&settings, checked, parts, engine_events, input_events, ports, telemetry).await
+}
+
+/// Makes the role of its parts, lets others reach it, and registers it.
+async fn serve_role<R: Role>(
+    settings: &Settings,
+    checked: Checked,
+    parts: NodeParts<R::Event>,
+    engine: mpsc::Receiver<EngineEvent>,
+    inputs: mpsc::Receiver<Input<R::Event>>,
+    ports: Ports,
+    telemetry: Telemetry,
+) -> anyhow::Result<Serving> {
+    let http = ports.http.local_addr()?;
+    let info = Arc::clone(&parts.info);
+    let transfer = parts.transfer.clone();
+    let tasks = parts.tasks.clone();
+    let sessions = parts.sessions.clone();
+    let clock = Arc::clone(&parts.clock);
+    let view = TransferView::new(transfer.clone(), &parts.descriptor);
+    let transports = view.transports();
+    let metrics = LoadMetrics::new(&parts.model.layout);
+    let watch = EngineWatch::new(parts.engine.progress(), REPORT_INTERVAL, usual_layer(&info), checked.step_timeout);
+    let (calls, called) = mpsc::channel(QUEUED_CALLS);
     let service = NodeService {
         info: Arc::clone(&info),
-        inputs,
+        inputs: parts.inputs.clone(),
         calls,
         sessions: sessions.clone(),
         tasks: tasks.clone(),
         clock: Arc::clone(&clock),
     };
-    start_grpc(service, listener, &tasks, readiness.clone()).await?;
-    crate::http::start(http_listener, telemetry, readiness.clone(), &tasks);
+    let shutdown = Shutdown::new();
+    let readiness = Readiness::default();
     let node_loop = NodeLoop {
-        role,
-        engine: engine_heard,
+        role: R::new(settings, parts)?,
+        engine,
         watch,
-        inputs: receiver,
+        inputs,
         calls: called,
         background: Background::new(clock.now()),
         sessions,
         transfer: view,
         clock: Arc::clone(&clock),
         shutdown: shutdown.clone(),
-        readiness,
+        readiness: readiness.clone(),
         away: NotReady::default(),
         metrics,
     };
+    start_grpc(service, ports.grpc, &tasks, readiness.clone()).await?;
+    crate::http::start(ports.http, telemetry, readiness, &tasks);
     start_loop(node_loop, &tasks);
-    conductors.into_iter().for_each(|conductor| start_registration(conductor, &info, &tasks, Arc::clone(&clock)));
-    Ok(Serving { info, http, transfer, transports, grace, tasks, shutdown })
+    for conductor in checked.conductors {
+        start_registration(conductor, &info, &tasks, Arc::clone(&clock));
+    }
+    Ok(Serving { info, http, transfer, transports, grace: checked.grace, tasks, shutdown })
 }
 
 async fn wait_and_drain(
