@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use baton_types::quantile;
+
 /// Pairs remembered of each estimate.
 const WINDOW: usize = 512;
 
@@ -126,11 +128,6 @@ impl Window {
         values.sort_unstable_by(f64::total_cmp);
         values
     }
-}
-
-/// What the share `q` of the values does not exceed. There is one at least.
-fn quantile(sorted: &[f64], q: f64) -> f64 {
-    sorted[((sorted.len() - 1) as f64 * q).round() as usize]
 }
 
 #[cfg(test)]

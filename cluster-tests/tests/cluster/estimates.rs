@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_cluster_tests::{Ask, Cluster, model};
 use baton_proto::v1;
-use baton_types::Random;
+use baton_types::{Random, quantile};
 use tokio::task::JoinSet;
 
 const REQUESTS: usize = 200;
@@ -80,10 +80,6 @@ async fn judged(cluster: &Cluster, n: usize, computed: usize, request_id: String
         usage.prompt_tokens, usage.cached_tokens
     );
     Ok(Judged { predicted, measured, details })
-}
-
-fn quantile(sorted: &[f64], q: f64) -> f64 {
-    sorted[((sorted.len() - 1) as f64 * q).round() as usize]
 }
 
 #[tokio::test]

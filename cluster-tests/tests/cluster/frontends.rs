@@ -189,7 +189,7 @@ async fn placed(channel: Channel, count: usize) -> anyhow::Result<Vec<f64>> {
 
 fn quantile(times: &mut [f64], at: f64) -> f64 {
     times.sort_unstable_by(f64::total_cmp);
-    times[((times.len() - 1) as f64 * at).round() as usize]
+    baton_types::quantile(times, at)
 }
 
 #[tokio::test]

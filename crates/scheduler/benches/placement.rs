@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, PlacementKind, PlacementRequest, Policies};
 use baton_types::{
     Attempt, BlockHash, Generation, KvDtype, KvEvent, KvLayout, NodeId, NodeInfo, NodeProfile, NodeRole, Random,
-    RequestId, RequestKey, Slo, Tbt, Ttft,
+    RequestId, RequestKey, Slo, Tbt, Ttft, quantile,
 };
 
 const NODES: u32 = 1000;
@@ -68,10 +68,6 @@ fn cluster(now: Instant, kind: PlacementKind) -> Cluster {
         cluster.on_kv_events(&info(n).node, Generation(1), 0, false, &events);
     }
     cluster
-}
-
-fn quantile(sorted: &[Duration], q: f64) -> Duration {
-    sorted[((sorted.len() - 1) as f64 * q) as usize]
 }
 
 /// What a placement may take at the 99th percentile once the prefix lookup is done.

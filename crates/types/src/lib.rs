@@ -11,6 +11,7 @@ mod kv_layout;
 mod leader;
 mod message;
 mod named;
+mod quantile;
 mod queue_ordering;
 mod random;
 mod report;
@@ -34,6 +35,7 @@ pub use message::{
     LeaseReply, LeaseRequest, Load, NodeInfo, NodeProfile, PrefillEvent, PrefillJob, Refused, RequestKey, Reselect,
     StepProgress,
 };
+pub use quantile::quantile;
 pub use queue_ordering::QueueOrdering;
 pub use random::{Random, mix};
 pub use report::{FinishReason, KvTransfer, Timeline, TokenLogprobs, TopLogprob, Usage};

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use baton_types::quantile;
+
 /// Differences remembered.
 const WINDOW: usize = 512;
 /// And for how long. Who is refused for them adds none: if they were kept until others push them
@@ -62,8 +64,7 @@ impl Residuals {
         if self.sorted.len() < ENOUGH {
             return 0.0;
         }
-        let rank = ((self.sorted.len() - 1) as f64 * q.clamp(0.0, 1.0)).round() as usize;
-        self.sorted[rank].max(0.0)
+        quantile(&self.sorted, q.clamp(0.0, 1.0)).max(0.0)
     }
 }
 
