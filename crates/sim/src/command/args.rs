@@ -48,15 +48,16 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = positive_millis)]
     pub tbt_slo_ms: Option<Duration>,
     /// Reject requests predicted to wait longer than this for others, in milliseconds, or off
-    /// [default: 30000]
-    #[arg(long, value_name = "MS", value_parser = millis_or_off)]
-    pub max_wait_ms: Option<MillisOrOff>,
-    /// Limit a prompt's wait for room at a prefill node, in seconds [default: 60]
-    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
-    pub queue_timeout_s: Option<Duration>,
-    /// Limit how long a request may be overtaken in a prefill queue, in seconds [default: 30]
-    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
-    pub max_overtaken_s: Option<Duration>,
+    #[arg(long, value_name = "MS", default_value = "30000", value_parser = millis_or_off)]
+    pub max_wait_ms: MillisOrOff,
+    /// Limit a prompt's wait for room at a prefill node, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "60")]
+    #[arg(allow_negative_numbers = true, value_parser = positive_seconds)]
+    pub queue_timeout_s: Duration,
+    /// Limit how long a request may be overtaken in a prefill queue, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "30")]
+    #[arg(allow_negative_numbers = true, value_parser = positive_seconds)]
+    pub max_overtaken_s: Duration,
     /// Seed all that is random; the same seed gives the same figures
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -155,7 +156,6 @@ impl SimulateArgs {
 
     /// The run that is asked for, if nothing is compared.
     pub fn options(&self) -> SimOptions {
-        let defaults = SimOptions::default();
         let options = SimOptions {
             prefill: self.prefill as usize,
             decode: self.decode as usize,
@@ -165,9 +165,9 @@ impl SimulateArgs {
             speed: self.speed,
             ttft_slo: self.ttft_slo_ms,
             tbt_slo: self.tbt_slo_ms,
-            max_wait: self.max_wait_ms.map_or(defaults.max_wait, |MillisOrOff(max_wait)| max_wait),
-            max_overtaken: self.max_overtaken_s.unwrap_or(defaults.max_overtaken),
-            queue_timeout: self.queue_timeout_s.unwrap_or(defaults.queue_timeout),
+            max_wait: self.max_wait_ms.0,
+            max_overtaken: self.max_overtaken_s,
+            queue_timeout: self.queue_timeout_s,
             seed: self.seed,
             window: self.window,
             block_tokens: self.block_tokens,
