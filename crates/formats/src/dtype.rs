@@ -2,110 +2,79 @@
 
 use std::fmt;
 
-/// Element type of a tensor. Quantized types store blocks of elements that share their scales.
-#[allow(non_camel_case_types)] // the names are ggml's
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Dtype {
+/// Declares the types: name, ggml's number, bytes and elements of a block.
+macro_rules! dtypes {
+    ($($(#[$doc:meta])* $name:ident = $id:literal, $bytes:literal bytes for $elements:literal;)+) => {
+        /// Element type of a tensor. Quantized types store blocks of elements that share their
+        /// scales.
+        #[allow(non_camel_case_types)] // the names are ggml's
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Dtype {
+            $($(#[$doc])* $name,)+
+        }
+
+        impl Dtype {
+            /// Every type that Baton reads. Kernels find a type by its place in the enum.
+            pub const ALL: [Self; [$($id),+].len()] = [$(Self::$name),+];
+
+            /// Elements of one block: 1, 32 or 256.
+            pub const fn block_elements(self) -> usize {
+                match self {
+                    $(Self::$name => $elements,)+
+                }
+            }
+
+            /// Bytes of one block (`ggml-common.h` of llama.cpp has the layouts).
+            pub const fn block_bytes(self) -> usize {
+                match self {
+                    $(Self::$name => $bytes,)+
+                }
+            }
+
+            /// ggml's name of the type.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)+
+                }
+            }
+
+            /// The type with this number in a GGUF file (`enum ggml_type`).
+            pub const fn from_ggml(id: u32) -> Option<Self> {
+                match id {
+                    $($id => Some(Self::$name),)+
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+dtypes! {
     /// IEEE single precision.
-    F32,
+    F32 = 0, 4 bytes for 1;
     /// IEEE half precision.
-    F16,
+    F16 = 1, 2 bytes for 1;
     /// The upper half of an IEEE single.
-    BF16,
+    BF16 = 30, 2 bytes for 1;
     /// 32 x 4 bits, one f16 scale, offset 8.
-    Q4_0,
+    Q4_0 = 2, 18 bytes for 32;
     /// 32 x 4 bits, f16 scale and minimum.
-    Q4_1,
+    Q4_1 = 3, 20 bytes for 32;
     /// 32 x 5 bits, one f16 scale, offset 16.
-    Q5_0,
+    Q5_0 = 6, 22 bytes for 32;
     /// 32 x 5 bits, f16 scale and minimum.
-    Q5_1,
+    Q5_1 = 7, 24 bytes for 32;
     /// 32 x 8 bits, one f16 scale.
-    Q8_0,
+    Q8_0 = 8, 34 bytes for 32;
     /// 256 x 4 bits; 8 groups with 6-bit scales and minima.
-    Q4_K,
+    Q4_K = 12, 144 bytes for 256;
     /// 256 x 5 bits; 8 groups with 6-bit scales and minima.
-    Q5_K,
+    Q5_K = 13, 176 bytes for 256;
     /// 256 x 6 bits; 16 groups with 8-bit scales, offset 32.
-    Q6_K,
+    Q6_K = 14, 210 bytes for 256;
 }
 
 impl Dtype {
-    /// Every type that Baton reads.
-    pub const ALL: [Self; 11] = [
-        Self::F32,
-        Self::F16,
-        Self::BF16,
-        Self::Q4_0,
-        Self::Q4_1,
-        Self::Q5_0,
-        Self::Q5_1,
-        Self::Q8_0,
-        Self::Q4_K,
-        Self::Q5_K,
-        Self::Q6_K,
-    ];
-
-    /// Elements of one block: 1, 32 or 256.
-    pub const fn block_elements(self) -> usize {
-        match self {
-            Self::F32 | Self::F16 | Self::BF16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
-            Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
-        }
-    }
-
-    /// Bytes of one block (`ggml-common.h` of llama.cpp has the layouts).
-    pub const fn block_bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::BF16 => 2,
-            Self::Q4_0 => 18,
-            Self::Q4_1 => 20,
-            Self::Q5_0 => 22,
-            Self::Q5_1 => 24,
-            Self::Q8_0 => 34,
-            Self::Q4_K => 144,
-            Self::Q5_K => 176,
-            Self::Q6_K => 210,
-        }
-    }
-
-    /// ggml's name of the type.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::F32 => "F32",
-            Self::F16 => "F16",
-            Self::BF16 => "BF16",
-            Self::Q4_0 => "Q4_0",
-            Self::Q4_1 => "Q4_1",
-            Self::Q5_0 => "Q5_0",
-            Self::Q5_1 => "Q5_1",
-            Self::Q8_0 => "Q8_0",
-            Self::Q4_K => "Q4_K",
-            Self::Q5_K => "Q5_K",
-            Self::Q6_K => "Q6_K",
-        }
-    }
-
-    /// The type with this number in a GGUF file (`enum ggml_type`).
-    pub const fn from_ggml(id: u32) -> Option<Self> {
-        Some(match id {
-            0 => Self::F32,
-            1 => Self::F16,
-            2 => Self::Q4_0,
-            3 => Self::Q4_1,
-            6 => Self::Q5_0,
-            7 => Self::Q5_1,
-            8 => Self::Q8_0,
-            12 => Self::Q4_K,
-            13 => Self::Q5_K,
-            14 => Self::Q6_K,
-            30 => Self::BF16,
-            _ => return None,
-        })
-    }
-
     /// Bytes of `elements` elements; `None` if they are no whole number of blocks or the product
     /// overflows.
     pub const fn bytes_of(self, elements: usize) -> Option<usize> {
@@ -120,15 +89,6 @@ impl Dtype {
         Self::ALL.map(Self::as_str).join(", ")
     }
 }
-
-// Kernels find a type in `ALL` by its place in the enum.
-const _: () = {
-    let mut place = 0;
-    while place < Dtype::ALL.len() {
-        assert!(Dtype::ALL[place] as usize == place, "the enum and ALL have the same order");
-        place += 1;
-    }
-};
 
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
