@@ -1,6 +1,7 @@
 //! The engine as a whole: over TCP on the loopback, through a proxy that misbehaves, and on the
 //! fake network.
 
+mod checks;
 mod faults;
 mod fencing;
 mod harness;

@@ -4,8 +4,8 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use super::checks;
 use super::harness::{LONG, TestNode, config, pair_over, span, whole};
-use super::{reads, round_trip, shm};
 use crate::{
     Arrival, BatchOptions, RefusalReason, SegmentDescriptor, SpanPair, TransferConfig, TransferError, TransportChoice,
     TransportKind,
@@ -37,7 +37,7 @@ async fn rdma_is_chosen_before_all_others_and_uses_every_rail() {
 fn random_spans_equal_a_plain_copy_over_rdma() {
     let runtime = runtime();
     let (writer, owner) = runtime.block_on(pair_over(RDMA, 1 << 20));
-    round_trip::check_against_a_copy(&writer, owner, &runtime, 1 << 20);
+    checks::check_writes_against_a_copy(&writer, owner, &runtime, 1 << 20);
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn random_spans_equal_a_plain_copy_over_rdma() {
 fn reads_equal_a_plain_copy_over_rdma() {
     let runtime = runtime();
     let (reader, holder) = runtime.block_on(pair_over(RDMA, 1 << 20));
-    reads::check_against_a_copy(&runtime, &reader, &holder);
+    checks::check_reads_against_a_copy(&runtime, &reader, &holder);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -69,31 +69,31 @@ async fn grant_violations_over_rdma_are_refused_with_their_reasons() {
     owner.engine.revoke(grant).await;
     let late = writer.write(&owner.descriptor, grant, vec![span(0, 500, 500)]).await.unwrap_err();
     assert_eq!(reason(late), RefusalReason::Revoked);
-    reads::check_refusals(TransportKind::Rdma).await;
+    checks::check_refusals(TransportKind::Rdma).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
 async fn memory_never_changes_after_a_fence_over_rdma() {
-    shm::check_fence(RDMA, 4 << 20, Duration::from_millis(5)).await;
+    checks::check_fence(RDMA, 4 << 20, Duration::from_millis(5)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
 async fn cancelled_batch_never_arrives_with_later_bytes_over_rdma() {
-    shm::check_cancel(RDMA, 4 << 20).await;
+    checks::check_cancel(RDMA, 4 << 20).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
 async fn bytes_changed_after_the_lease_are_not_delivered_over_rdma() {
-    reads::check_changing_bytes(TransportKind::Rdma, 2 << 20).await;
+    checks::check_changing_bytes(TransportKind::Rdma, 2 << 20).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs RDMA devices: make test runs it in scripts/rdma-guest.sh"]
 async fn read_survives_lost_connections_over_rdma() {
-    reads::check_lost_connections(TransportKind::Rdma).await;
+    checks::check_lost_connections(TransportKind::Rdma).await;
 }
 
 /// A stream of batches, each checked at the moment of its arrival.

@@ -1,14 +1,12 @@
 //! Batches that nothing disturbs, and bounds.
 
-use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::time::Duration;
 
-use proptest::prelude::*;
-
+use super::checks::check_writes_against_a_copy;
 use super::harness::{LONG, TestNode, config, pair, span, whole};
 use super::proxy::{Fault, Proxy};
-use crate::{Arrival, FakeNetwork, SpanPair, TransferConfig, TransferError, TransportKind};
+use crate::{Arrival, FakeNetwork, TransferConfig, TransferError, TransportKind};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batch_arrives_whole_and_is_reported_on_both_sides() {
@@ -50,69 +48,12 @@ async fn batch_without_spans_arrives_as_a_notification() {
     assert!(matches!(owner.arrival().await, Arrival::Batch { bytes: 0, tag: 7, .. }));
 }
 
-/// Disjoint spans in random order, with random sources.
-fn spans(region: u64) -> impl Strategy<Value = Vec<SpanPair>> {
-    let pieces = prop::collection::vec((0u64..5_000, 1u64..90_000, any::<u64>()), 0..40);
-    let placed = pieces.prop_map(move |pieces| {
-        let mut at = 0;
-        let mut spans = Vec::new();
-        for (gap, len, local) in pieces {
-            at += gap % 3 * gap;
-            if at + len > region {
-                break;
-            }
-            spans.push(span(local % (region - len), at, len));
-            at += len;
-        }
-        spans
-    });
-    placed.prop_shuffle()
-}
-
-/// Writes each list and compares the owner's whole region with the naive model.
-pub(super) fn check_against_a_copy(writer: &TestNode, owner: TestNode, runtime: &tokio::runtime::Runtime, region: u64) {
-    let next = Cell::new(0);
-    let owner = RefCell::new(owner);
-    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-        cases: 24,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    });
-    let result = runner.run(&spans(region), |spans| {
-        next.set(next.get() + 1);
-        let owner = &mut *owner.borrow_mut();
-        writer.fill(next.get());
-        let source = writer.bytes(0..region as usize);
-        let mut expected = owner.bytes(0..region as usize);
-        for s in &spans {
-            let from = s.local_offset as usize;
-            let to = s.remote_offset as usize;
-            let len = s.len as usize;
-            expected[to..to + len].copy_from_slice(&source[from..from + len]);
-        }
-        let ranges = spans.iter().map(|s| s.remote_offset..s.remote_offset + s.len).collect();
-        runtime.block_on(async {
-            let grant = owner.grant(next.get(), writer, ranges);
-            let bytes: u64 = spans.iter().map(|s| s.len).sum();
-            let report = writer.write(&owner.descriptor, grant, spans).await.unwrap();
-            prop_assert_eq!(report.bytes, bytes);
-            let arrived = matches!(owner.arrivals.try_recv(), Some(Arrival::Batch { bytes: b, .. }) if b == bytes);
-            prop_assert!(arrived);
-            owner.engine.revoke(grant).await;
-            Ok(())
-        })?;
-        prop_assert!(owner.bytes(0..region as usize) == expected);
-        Ok(())
-    });
-    result.unwrap();
-}
-
 #[test]
 fn random_spans_equal_a_plain_copy_over_tcp() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let region = 1 << 20;
     let (writer, owner) = runtime.block_on(pair(region));
-    check_against_a_copy(&writer, owner, &runtime, region as u64);
+    check_writes_against_a_copy(&writer, owner, &runtime, region as u64);
 }
 
 #[test]
@@ -123,7 +64,7 @@ fn random_spans_equal_a_plain_copy_over_the_fake_network() {
     let region = 1 << 20;
     let writer = TestNode::fake(&network, config("w", 1), region);
     let owner = TestNode::fake(&network, config("o", 1), region);
-    check_against_a_copy(&writer, owner, &runtime, region as u64);
+    check_writes_against_a_copy(&writer, owner, &runtime, region as u64);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use baton_memory::MemoryRegion;
 use baton_types::GrantId;
 
+use super::checks::{check_cancel, check_fence, check_writes_against_a_copy};
 use super::harness::{LONG, TestNode, config, pair_over, span, whole};
-use super::round_trip::check_against_a_copy;
 use crate::{
     Arrival, BatchOptions, GrantSpec, RefusalReason, SegmentDescriptor, SegmentId, TransferConfig, TransferError,
     TransportChoice, TransportKind,
@@ -34,7 +34,7 @@ async fn shm_is_chosen_between_engines_of_one_host() {
 fn random_spans_equal_a_plain_copy_over_shm() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let (writer, owner) = runtime.block_on(pair_over(SHM, 1 << 20));
-    check_against_a_copy(&writer, owner, &runtime, 1 << 20);
+    check_writes_against_a_copy(&writer, owner, &runtime, 1 << 20);
 }
 
 #[tokio::test]
@@ -54,88 +54,11 @@ async fn fence_stops_the_owners_copies_over_shm() {
     check_fence(SHM, 64 << 20, Duration::from_micros(400)).await;
 }
 
-/// Revokes a grant at many moments of a batch, reuses the memory at once, and looks whether it
-/// stays as it is.
-pub(super) async fn check_fence(transport: TransportChoice, bytes: usize, step: Duration) {
-    let (writer, owner) = pair_over(transport, bytes).await;
-    let sample = || (0..bytes).step_by(1 << 18).map(|at| owner.bytes(at..at + 8)).collect::<Vec<_>>();
-    for round in 0..20u32 {
-        let grant = owner.grant(round.into(), &writer, vec![0..bytes as u64]);
-        let batch = writer.write(&owner.descriptor, grant, whole(bytes as u64));
-        tokio::time::sleep(step * round).await;
-        owner.engine.revoke(grant).await;
-        owner.fill(u64::from(round) + 99);
-        let reused = sample();
-        let _ = batch.await;
-        tokio::time::sleep(Duration::from_millis(10)).await;
-        assert!(sample() == reused, "round {round}");
-    }
-}
-
-/// Waits more exactly than the runtime's clock does.
-fn spin(time: Duration) {
-    let start = Instant::now();
-    while start.elapsed() < time {
-        std::hint::spin_loop();
-    }
-}
-
 /// A batch that has resolved leaves its source to its owner: what is copied later must never be
 /// believed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelled_batch_never_arrives_with_later_bytes_over_shm() {
     check_cancel(SHM, 32 << 20).await;
-}
-
-pub(super) async fn check_cancel(transport: TransportChoice, bytes: usize) {
-    // No connection is given up for want of progress: what a cancelled batch holds must come back
-    // by itself.
-    let patient = |name| TransferConfig { transport, progress_timeout: LONG, ..config(name, 1) };
-    let writer = TestNode::bind(patient("w"), bytes).await;
-    let mut owner = TestNode::bind(patient("o"), bytes).await;
-    let mut complete = 0;
-    let mut cancelled = 0;
-    let mut whole_takes = Duration::from_secs(1);
-    for round in 0..1000u32 {
-        // If the machine is busy with something else, cancelling may come too late again and again.
-        if round >= 100 && complete > 5 && cancelled > 5 {
-            break;
-        }
-        writer.fill(round.into());
-        let first = writer.bytes(bytes - 8..bytes);
-        let grant = owner.grant(round.into(), &writer, vec![0..bytes as u64]);
-        let batch = writer.write(&owner.descriptor, grant, whole(bytes as u64));
-        // The first ones may go on, so that the others can be cancelled all along the way.
-        if round >= 5 {
-            spin(whole_takes * (round % 20) / 8);
-            batch.cancel();
-        }
-        let result = batch.await;
-        if let Ok(report) = &result {
-            whole_takes = whole_takes.min(report.completed - report.started);
-        }
-        // From here on the source is the test's again.
-        writer.fill(u64::from(round) + 1_000_000);
-        let later = writer.bytes(bytes - 8..bytes);
-        tokio::time::sleep(Duration::from_millis(2)).await;
-        while let Some(Arrival::Batch { grant: arrived, .. }) = owner.arrivals.try_recv() {
-            // It may have become complete before it was cancelled, unheard; then with the bytes it
-            // had.
-            assert_eq!(arrived, grant);
-            assert!(owner.bytes(bytes - 8..bytes) == first && first != later, "round {round}: torn");
-            complete += 1;
-        }
-        cancelled += u32::from(result.is_err());
-        owner.engine.revoke(grant).await;
-    }
-    println!("{complete} complete, {cancelled} cancelled");
-    let freed = async {
-        while writer.engine.paths().iter().any(|path| path.in_flight_bytes > 0) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(LONG / 4, freed).await.expect("nothing of a cancelled batch stays in flight");
-    assert!(cancelled > 5 && complete > 5, "{complete} complete, {cancelled} cancelled: both must happen");
 }
 
 /// With one transport left, or not.
