@@ -258,7 +258,7 @@ impl TransferEngine {
         let bytes = total(&job.spans);
         let spans = job.spans.len();
         self.0.host.tasks.spawn_request("transfer batch", async move {
-            let result = carry(&host, transport, job, deadline).await;
+            let result = run_job(&host, transport, job, deadline).await;
             let completed = baton_runtime::now();
             drop(slot);
             host.metrics.on_batch(completed - started, result.as_ref().copied());
@@ -299,7 +299,7 @@ impl TransferEngine {
 }
 
 /// Runs a job until it is done, cancelled or late, and then until its source is not read any more.
-async fn carry(
+async fn run_job(
     host: &Host,
     transport: Arc<dyn Transport>,
     job: Job,
@@ -308,7 +308,7 @@ async fn carry(
     let fence = Arc::clone(&job.fence);
     let result = tokio::select! {
         biased;
-        result = transport.carry(job) => result,
+        result = transport.carry_batch(job) => result,
         () = fence.closed() => Err(TransferError::Cancelled),
         () = host.closed.cancelled() => Err(TransferError::Closed),
         () = baton_runtime::sleep_until(deadline) => Err(TransferError::Deadline),

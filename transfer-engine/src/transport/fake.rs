@@ -178,7 +178,7 @@ impl Transport for FakeTransport {
         Ok(vec![TransportAddress { kind: TransportKind::Fake, address: self.host.config.node.to_string() }])
     }
 
-    fn carry(self: Arc<Self>, job: Job) -> CarryFuture {
+    fn carry_batch(self: Arc<Self>, job: Job) -> CarryFuture {
         Box::pin(async move { self.deliver(job).await.map(|()| TransportKind::Fake) })
     }
 }

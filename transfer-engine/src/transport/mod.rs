@@ -46,7 +46,7 @@ pub(crate) trait Transport: Send + Sync {
     /// Carries a batch. Resolves to what carried it (its last part, if several did) when every byte
     /// is visible at the target and acknowledged. May be dropped at any await, after which the
     /// closed fence guard stops what is left.
-    fn carry(self: Arc<Self>, job: Job) -> CarryFuture;
+    fn carry_batch(self: Arc<Self>, job: Job) -> CarryFuture;
 
     /// How each owner written to is reached.
     fn paths(&self) -> Vec<PathReport> {

@@ -203,9 +203,9 @@ impl Transport for NetTransport {
         Ok(self.addresses.iter().filter(|address| address.kind != TransportKind::Rdma).cloned().collect())
     }
 
-    fn carry(self: Arc<Self>, job: Job) -> CarryFuture {
+    fn carry_batch(self: Arc<Self>, job: Job) -> CarryFuture {
         let peer = self.peer(&job);
-        Box::pin(writer::carry::carry(peer, job))
+        Box::pin(writer::carry::carry_in_parts(peer, job))
     }
 
     fn paths(&self) -> Vec<PathReport> {

@@ -58,7 +58,7 @@ impl std::fmt::Display for RdmaAddress {
 pub(crate) enum RdmaCarrier {}
 
 impl Carrier for RdmaCarrier {
-    async fn carry(&self, _: &LaneTask, _: &Part, _: Vec<u8>) -> io::Result<Carried> {
+    async fn carry_part(&self, _: &LaneTask, _: &Part, _: Vec<u8>) -> io::Result<Carried> {
         match *self {}
     }
 }

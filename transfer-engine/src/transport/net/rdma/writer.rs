@@ -268,7 +268,7 @@ fn requests(spans: &[SpanPair], max_sge: usize) -> Vec<&[SpanPair]> {
 }
 
 impl Carrier for RdmaCarrier {
-    async fn carry(&self, lane: &LaneTask, part: &Part, head: Vec<u8>) -> io::Result<Carried> {
+    async fn carry_part(&self, lane: &LaneTask, part: &Part, head: Vec<u8>) -> io::Result<Carried> {
         // What was sent elsewhere is fenced before anything is posted: the owner answers OPEN after
         // that.
         lane.stream.write_all(&head).await?;

@@ -157,7 +157,7 @@ impl Carrier for ShmCarrier {
         lane.stream.write_with_file(&frame, file.as_ref().map(AsFd::as_fd)).await
     }
 
-    async fn carry(&self, lane: &LaneTask, part: &Part, head: Vec<u8>) -> io::Result<Carried> {
+    async fn carry_part(&self, lane: &LaneTask, part: &Part, head: Vec<u8>) -> io::Result<Carried> {
         match part.op {
             Op::Write => self.send_part(lane, part, head).await,
             Op::Read => self.read_part(lane, part, head).await,

@@ -16,7 +16,7 @@ use crate::transport::net::writer::part::{Carried, InHand, Part, Sending};
 pub(crate) struct TcpCarrier;
 
 impl Carrier for TcpCarrier {
-    async fn carry(&self, lane: &LaneTask, part: &Part, head: Vec<u8>) -> io::Result<Carried> {
+    async fn carry_part(&self, lane: &LaneTask, part: &Part, head: Vec<u8>) -> io::Result<Carried> {
         match part.op {
             Op::Write => send_part(lane, part, head).await,
             Op::Read => ask(lane, part, head).await,

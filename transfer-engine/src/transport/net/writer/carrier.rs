@@ -23,7 +23,12 @@ pub(crate) trait Carrier: Send + Sync + 'static {
     /// # Errors
     /// `Unsupported`: another transport must carry the part, and the lane goes on. Any other error
     /// ends the lane.
-    fn carry(&self, lane: &LaneTask, part: &Part, head: Vec<u8>) -> impl Future<Output = io::Result<Carried>> + Send;
+    fn carry_part(
+        &self,
+        lane: &LaneTask,
+        part: &Part,
+        head: Vec<u8>,
+    ) -> impl Future<Output = io::Result<Carried>> + Send;
 
     /// Takes a reply that not every lane gets. An error ends the lane.
     fn on_reply(&self, lane: &LaneTask, reply: Reply) -> Result<(), String> {

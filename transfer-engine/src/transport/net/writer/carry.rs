@@ -33,7 +33,7 @@ struct PartState {
 
 /// Carries a batch. Dropping it leaves parts with lanes, which stop as the batch's fence guard is
 /// closed.
-pub(crate) async fn carry(peer: Arc<Peer>, job: Job) -> Result<TransportKind, TransferError> {
+pub(crate) async fn carry_in_parts(peer: Arc<Peer>, job: Job) -> Result<TransportKind, TransferError> {
     let (outcomes, mut heard) = mpsc::unbounded_channel();
     let wanted = Wanted { fresh: None, without: without(&peer, &job) };
     let new = |part| PartState { part, failed: Vec::new(), losses: 0, wanted: wanted.clone() };

@@ -296,7 +296,7 @@ impl LaneTask {
             }
             self.touch();
             self.sent().insert(part.id, sending);
-            match carrier.carry(self, &part, head).await {
+            match carrier.carry_part(self, &part, head).await {
                 Ok(Carried::Sent) => {}
                 Ok(Carried::Over) => drop(self.forget(part.id)),
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => {
