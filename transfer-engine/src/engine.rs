@@ -235,7 +235,7 @@ impl TransferEngine {
         let spans = normalize(op, spans, region.len() as u64, remote.length)?;
         let job = Job {
             op,
-            target: NodeStart { node: remote.node.clone(), generation: remote.generation },
+            owner: NodeStart { node: remote.node.clone(), generation: remote.generation },
             addresses: remote.transports.clone(),
             segment: remote.id,
             grant,

@@ -15,7 +15,7 @@
 //! ```
 //!
 //! **Invariants**
-//! - A batch is complete when every byte is visible in the target's memory and acknowledged; never
+//! - A batch is complete when every byte is visible in the owner's memory and acknowledged; never
 //!   when the bytes merely left. Each complete batch is one [`Arrival::Batch`], which is queued at
 //!   the owner before the writer hears of the completion, retries or not.
 //! - No byte lands outside the ranges of a live grant, from any peer but its writer, or from an

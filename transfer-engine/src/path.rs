@@ -184,11 +184,11 @@ impl PathStats {
         self.retries.increment(parts);
     }
 
-    pub(crate) fn report(&self, target: &NodeStart, lanes: usize) -> PathReport {
+    pub(crate) fn report(&self, owner: &NodeStart, lanes: usize) -> PathReport {
         let state = self.state();
         PathReport {
-            node: target.node.clone(),
-            generation: target.generation,
+            node: owner.node.clone(),
+            generation: owner.generation,
             transport: state.transport,
             lanes,
             bytes: state.bytes,

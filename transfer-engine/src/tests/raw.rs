@@ -37,8 +37,8 @@ impl RawWriter {
 
     pub(super) async fn hello(&self, owner: &TestNode, version: u16, connection: u64) {
         let writer = raw_identity();
-        let target = owner.identity.clone();
-        let hello = Hello { version, connection, writer, target, transport: TransportKind::Tcp };
+        let owner = owner.identity.clone();
+        let hello = Hello { version, connection, writer, owner, transport: TransportKind::Tcp };
         self.send(&hello.encode()).await;
     }
 

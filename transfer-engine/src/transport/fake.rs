@@ -69,14 +69,14 @@ impl FakeNetwork {
 
     fn host(&self, job: &Job) -> Result<Arc<Host>, TransferError> {
         let network = self.lock();
-        let node = job.target.node.clone();
+        let node = job.owner.node.clone();
         let reachable = !network.faults.unreachable.contains(&node);
         let host = network.hosts.get(&node).filter(|_| reachable).and_then(Weak::upgrade);
         let Some(host) = host.filter(|host| !host.closed.is_cancelled()) else {
             let reason = "it is not on the network".into();
             return Err(TransferError::PeerUnreachable { address: node.to_string(), node, reason });
         };
-        let expected = job.target.generation;
+        let expected = job.owner.generation;
         let found = host.config.generation;
         if expected == found { Ok(host) } else { Err(TransferError::StaleGeneration { node, expected, found }) }
     }
@@ -112,8 +112,8 @@ impl FakeTransport {
         if faults.drop_batches > 0 {
             std::future::pending::<()>().await;
         }
-        let target = self.network.host(&job)?;
-        let grant = target.grants.find(job.grant)?;
+        let owner = self.network.host(&job)?;
+        let grant = owner.grants.find(job.grant)?;
         let key = BatchKey { writer: self.host.writer(), batch: job.batch };
         let mut allowed = faults.fail_after_bytes.unwrap_or(u64::MAX);
         for step in batch::cut(&job.spans, STEP_BYTES, 1) {
@@ -127,9 +127,9 @@ impl FakeTransport {
             return Ok(());
         }
         let trailer = Trailer { part: 0, parts: 1, bytes: batch::total(&job.spans), tag: job.tag };
-        let room = target.grants.room().await;
-        target.grants.commit(room, grant.id, &key, job.segment, &trailer)?;
-        target.metrics.of(TransportKind::Fake).bytes_in.increment(trailer.bytes);
+        let room = owner.grants.room().await;
+        owner.grants.commit(room, grant.id, &key, job.segment, &trailer)?;
+        owner.metrics.of(TransportKind::Fake).bytes_in.increment(trailer.bytes);
         self.network.overtaken.notify_waiters();
         Ok(())
     }
@@ -167,7 +167,7 @@ impl FakeTransport {
         *allowed -= len as u64;
         if (len as u64) < span.len {
             let reason = "as the faults of this network have it".into();
-            return Err(TransferError::ConnectionLost { node: job.target.node.clone(), reason });
+            return Err(TransferError::ConnectionLost { node: job.owner.node.clone(), reason });
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use crate::{SegmentId, SpanPair, TransferError, TransportAddress, TransportKind}
 pub(crate) struct Job {
     pub(crate) op: Op,
     /// The owner of the remote segment.
-    pub(crate) target: NodeStart,
+    pub(crate) owner: NodeStart,
     /// Where it can be reached.
     pub(crate) addresses: Vec<TransportAddress>,
     pub(crate) segment: SegmentId,
@@ -44,7 +44,7 @@ pub(crate) trait Transport: Send + Sync {
     fn register(&self, segment: SegmentId, region: &Arc<MemoryRegion>) -> Result<Vec<TransportAddress>, TransferError>;
 
     /// Carries a batch. Resolves to what carried it (its last part, if several did) when every byte
-    /// is visible at the target and acknowledged. May be dropped at any await, after which the
+    /// is visible at the owner and acknowledged. May be dropped at any await, after which the
     /// closed fence guard stops what is left.
     fn carry_batch(self: Arc<Self>, job: Job) -> CarryFuture;
 

@@ -100,7 +100,7 @@ impl NetTransport {
     }
 
     fn peer(&self, job: &Job) -> Arc<Peer> {
-        let key = PeerKey { target: job.target.clone(), addresses: job.addresses.clone() };
+        let key = PeerKey { owner: job.owner.clone(), addresses: job.addresses.clone() };
         let mut peers = self.peers();
         if let Some(peer) = peers.get(&key) {
             return Arc::clone(peer);

@@ -175,11 +175,11 @@ impl Acceptor {
             return Err(Rejection::Version(PROTOCOL_VERSION));
         }
         let config = &self.host.config;
-        if hello.target.node != config.node {
+        if hello.owner.node != config.node {
             return Err(Rejection::WrongNode(config.node.to_string()));
         }
-        if hello.target.generation != config.generation {
-            return Err(Rejection::StaleTarget(config.generation));
+        if hello.owner.generation != config.generation {
+            return Err(Rejection::StaleOwner(config.generation));
         }
         let place = self.place().await.ok_or(Rejection::Full)?;
         Ok((self.connections.register(&hello.writer, hello.connection)?, place))

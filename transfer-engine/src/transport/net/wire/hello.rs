@@ -15,7 +15,7 @@ pub(crate) struct Hello {
     pub(crate) connection: u64,
     pub(crate) writer: NodeStart,
     /// Whom the writer means to reach.
-    pub(crate) target: NodeStart,
+    pub(crate) owner: NodeStart,
     /// What is to carry the bytes.
     pub(crate) transport: TransportKind,
 }
@@ -24,7 +24,7 @@ pub(crate) struct Hello {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Rejection {
     /// The owner runs in another generation.
-    StaleTarget(Generation),
+    StaleOwner(Generation),
     /// The owner knows a later generation of the writer.
     StaleWriter(Generation),
     /// Another node listens here.
@@ -47,7 +47,7 @@ impl Hello {
             out.put_u16(self.version);
             out.put_u64(self.connection);
             put_writer(out, &self.writer);
-            put_writer(out, &self.target);
+            put_writer(out, &self.owner);
             out.put_u8(self.transport.code());
         });
         out
@@ -64,7 +64,7 @@ impl Hello {
                 version: rest.try_get_u16().ok()?,
                 connection: rest.try_get_u64().ok()?,
                 writer: take_writer(&mut rest)?,
-                target: take_writer(&mut rest)?,
+                owner: take_writer(&mut rest)?,
                 transport: TransportKind::from_code(rest.try_get_u8().ok()?)?,
             })
         };
@@ -86,7 +86,7 @@ fn take_writer(rest: &mut &[u8]) -> Option<NodeStart> {
 impl Rejection {
     fn code(&self) -> u8 {
         match self {
-            Self::StaleTarget(_) => 1,
+            Self::StaleOwner(_) => 1,
             Self::StaleWriter(_) => 2,
             Self::WrongNode(_) => 3,
             Self::Version(_) => 4,
@@ -100,7 +100,7 @@ impl Rejection {
 pub(super) fn put_rejection(out: &mut Vec<u8>, rejection: &Rejection) {
     out.put_u8(rejection.code());
     match rejection {
-        Rejection::StaleTarget(generation) | Rejection::StaleWriter(generation) => out.put_u64(generation.0),
+        Rejection::StaleOwner(generation) | Rejection::StaleWriter(generation) => out.put_u64(generation.0),
         Rejection::WrongNode(node) => put_name(out, node),
         Rejection::Version(version) => out.put_u16(*version),
         Rejection::Full | Rejection::InUse | Rejection::Transport => {}
@@ -109,7 +109,7 @@ pub(super) fn put_rejection(out: &mut Vec<u8>, rejection: &Rejection) {
 
 pub(super) fn take_rejection(rest: &mut &[u8]) -> Option<Rejection> {
     Some(match rest.try_get_u8().ok()? {
-        1 => Rejection::StaleTarget(Generation(rest.try_get_u64().ok()?)),
+        1 => Rejection::StaleOwner(Generation(rest.try_get_u64().ok()?)),
         2 => Rejection::StaleWriter(Generation(rest.try_get_u64().ok()?)),
         3 => Rejection::WrongNode(take_name(rest)?.to_owned()),
         4 => Rejection::Version(rest.try_get_u16().ok()?),

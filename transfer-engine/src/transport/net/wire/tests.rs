@@ -59,7 +59,7 @@ proptest! {
         let id = PartId { batch, part };
         let replies = [
             Reply::Welcome { version },
-            Reply::Reject(Rejection::StaleTarget(Generation(generation))),
+            Reply::Reject(Rejection::StaleOwner(Generation(generation))),
             Reply::Reject(Rejection::StaleWriter(Generation(generation))),
             Reply::Reject(Rejection::WrongNode("decode-7".into())),
             Reply::Reject(Rejection::Version(version)),
@@ -97,7 +97,7 @@ fn endpoint(number: u32) -> RdmaEndpoint {
 
 fn hello() -> Hello {
     let writer = |name, generation| NodeStart { node: NodeId::new(name).unwrap(), generation: Generation(generation) };
-    Hello { version: 2, connection: 9, writer: writer("p", 3), target: writer("d", 4), transport: TransportKind::Shm }
+    Hello { version: 2, connection: 9, writer: writer("p", 3), owner: writer("d", 4), transport: TransportKind::Shm }
 }
 
 #[test]

@@ -99,7 +99,7 @@ impl PartState {
             LaneEnd::Failed(reason)
                 if self.failed.len() > peer.host.config.retries as usize || self.losses > MAX_LOSSES =>
             {
-                return Err(TransferError::ConnectionLost { node: peer.target.node.clone(), reason });
+                return Err(TransferError::ConnectionLost { node: peer.owner.node.clone(), reason });
             }
             LaneEnd::Failed(_) | LaneEnd::Idle => {}
         }
@@ -167,5 +167,5 @@ async fn send(
         }
     }
     let reason = "its connections end as soon as they are open".into();
-    Err(TransferError::ConnectionLost { node: peer.target.node.clone(), reason })
+    Err(TransferError::ConnectionLost { node: peer.owner.node.clone(), reason })
 }

@@ -61,7 +61,7 @@ impl Lane {
         let lane = Arc::new(Self { id, opened, kind, route, end, queue, load: AtomicU64::new(0) });
         let task = LaneTask {
             host: Arc::clone(&peer.host),
-            target: peer.target.clone(),
+            owner: peer.owner.clone(),
             stream,
             lane: Arc::clone(&lane),
             waiting,
@@ -118,7 +118,7 @@ impl Work {
 /// Runs a lane.
 pub(crate) struct LaneTask {
     pub(crate) host: Arc<Host>,
-    target: NodeStart,
+    owner: NodeStart,
     pub(crate) stream: Stream,
     lane: Arc<Lane>,
     waiting: mpsc::Receiver<Box<Sending>>,
@@ -147,7 +147,7 @@ impl LaneTask {
         if let LaneEnd::Failed(reason) = &end
             && !self.host.closed.is_cancelled()
         {
-            self.lane.route.on_failure(&self.target, reason);
+            self.lane.route.on_failure(&self.owner, reason);
         }
         let lane = Arc::clone(&self.lane);
         let at = baton_runtime::now();

@@ -27,7 +27,7 @@ const SHM_LANES: usize = 2;
 /// An owner, and the ways to it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct PeerKey {
-    pub(crate) target: NodeStart,
+    pub(crate) owner: NodeStart,
     pub(crate) addresses: Vec<TransportAddress>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Wanted {
 /// One owner that this engine writes to.
 pub(crate) struct Peer {
     pub(crate) host: Arc<Host>,
-    pub(crate) target: NodeStart,
+    pub(crate) owner: NodeStart,
     /// Permits are bytes.
     pub(crate) in_flight: Arc<Semaphore>,
     pub(crate) stats: Arc<PathStats>,
@@ -63,8 +63,8 @@ impl Peer {
             let resort = routes.last().map(|route| route.kind());
             routes.iter().filter(|route| Some(route.kind()) != resort).for_each(|route| route.set_has_others());
         }
-        let stats = Arc::new(PathStats::new(&key.target.node));
-        Self { host, target: key.target, in_flight, stats, routes, lanes: Mutex::default(), next_connection }
+        let stats = Arc::new(PathStats::new(&key.owner.node));
+        Self { host, owner: key.owner, in_flight, stats, routes, lanes: Mutex::default(), next_connection }
     }
 
     pub(crate) fn has_lanes(&self) -> bool {
@@ -73,7 +73,7 @@ impl Peer {
 
     /// How this owner is reached.
     pub(crate) fn path(&self) -> PathReport {
-        self.stats.report(&self.target, self.lanes().len())
+        self.stats.report(&self.owner, self.lanes().len())
     }
 
     fn lanes(&self) -> MutexGuard<'_, Vec<Arc<Lane>>> {
@@ -122,7 +122,7 @@ impl Peer {
     }
 
     fn no_way(&self, wanted: &Wanted) -> TransferError {
-        let mut problem = format!("node {} cannot be reached by {}", self.target.node, self.host.config.transport);
+        let mut problem = format!("node {} cannot be reached by {}", self.owner.node, self.host.config.transport);
         for (kind, reason) in &wanted.without {
             problem.push_str(&format!("; {kind}: {reason}"));
         }
@@ -296,7 +296,7 @@ impl Peer {
             }
             Err(failure) => {
                 metrics.connects_failed.increment(1);
-                tracing::debug!(node = %self.target.node, way = ?route.way, error = %failure.error, "cannot connect");
+                tracing::debug!(node = %self.owner.node, way = ?route.way, error = %failure.error, "cannot connect");
                 Err(failure)
             }
         }
@@ -339,7 +339,7 @@ impl Peer {
         let route = Arc::clone(route);
         self.host.tasks.spawn_request("transfer lane", async move {
             let end = carrier.run(task).await;
-            let node = listed.peer.target.node.clone();
+            let node = listed.peer.owner.node.clone();
             drop(listed);
             if let LaneEnd::Failed(reason) | LaneEnd::Protocol(reason) = end {
                 tracing::info!(%node, way = ?route.way, reason, "a transfer connection failed");

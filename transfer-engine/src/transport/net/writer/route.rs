@@ -178,12 +178,12 @@ impl Route {
 
     /// A connection over it has failed: if there are other ways, they are taken until this one has
     /// been tried again.
-    pub(crate) fn on_failure(&self, target: &NodeStart, reason: &str) {
+    pub(crate) fn on_failure(&self, owner: &NodeStart, reason: &str) {
         if self.has_others.load(Relaxed)
             // Who connects just now will find out.
             && let Ok(mut attempts) = self.attempts.try_lock()
         {
-            attempts.failed(self.unreachable(target, io::Error::other(reason.to_owned())).into());
+            attempts.failed(self.unreachable(owner, io::Error::other(reason.to_owned())).into());
         }
     }
 
@@ -220,11 +220,11 @@ impl Route {
     pub(crate) async fn connect(&self, peer: &Peer, id: u64) -> Result<Connected, Failure> {
         let limit = baton_runtime::now() + peer.host.config.connect_timeout / 2;
         let connected = timeout_at(limit.into(), self.greeted(peer, id)).await;
-        connected.unwrap_or_else(|_| Err(self.unreachable(&peer.target, io::ErrorKind::TimedOut.into()).into()))
+        connected.unwrap_or_else(|_| Err(self.unreachable(&peer.owner, io::ErrorKind::TimedOut.into()).into()))
     }
 
     async fn greeted(&self, peer: &Peer, id: u64) -> Result<Connected, Failure> {
-        let unreachable = |error| self.unreachable(&peer.target, error);
+        let unreachable = |error| self.unreachable(&peer.owner, error);
         let refused = |error: io::Error| {
             // A socket that has gone from its folder has no owner, either.
             let refused = matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound);
@@ -232,8 +232,8 @@ impl Route {
         };
         let stream = self.open().await.map_err(refused)?;
         let writer = peer.host.writer();
-        let target = peer.target.clone();
-        let hello = Hello { version: PROTOCOL_VERSION, connection: id, writer, target, transport: self.kind() };
+        let owner = peer.owner.clone();
+        let hello = Hello { version: PROTOCOL_VERSION, connection: id, writer, owner, transport: self.kind() };
         stream.write_all(&hello.encode()).await.map_err(unreachable)?;
         match read_reply(&stream).await.map_err(unreachable)? {
             Reply::Welcome { version: PROTOCOL_VERSION } => {
@@ -264,8 +264,8 @@ impl Route {
         }
     }
 
-    pub(crate) fn unreachable(&self, target: &NodeStart, error: io::Error) -> TransferError {
-        TransferError::PeerUnreachable { node: target.node.clone(), address: self.address(), reason: error.to_string() }
+    pub(crate) fn unreachable(&self, owner: &NodeStart, error: io::Error) -> TransferError {
+        TransferError::PeerUnreachable { node: owner.node.clone(), address: self.address(), reason: error.to_string() }
     }
 
     fn rejected(&self, peer: &Peer, rejection: Rejection) -> TransferError {
@@ -274,9 +274,9 @@ impl Route {
             expected: writer.generation,
             found,
         };
-        let unreachable = |reason: String| self.unreachable(&peer.target, io::Error::other(reason));
+        let unreachable = |reason: String| self.unreachable(&peer.owner, io::Error::other(reason));
         match rejection {
-            Rejection::StaleTarget(found) => stale(peer.target.clone(), found),
+            Rejection::StaleOwner(found) => stale(peer.owner.clone(), found),
             Rejection::StaleWriter(found) => stale(peer.host.writer(), found),
             Rejection::Version(version) => {
                 incompatible(peer, format!("its version is {version}, and this node's {PROTOCOL_VERSION}"))
@@ -290,7 +290,7 @@ impl Route {
 }
 
 fn incompatible(peer: &Peer, reason: String) -> TransferError {
-    TransferError::Incompatible { node: peer.target.node.clone(), reason }
+    TransferError::Incompatible { node: peer.owner.node.clone(), reason }
 }
 
 pub(crate) async fn read_reply(stream: &Stream) -> io::Result<Reply> {
