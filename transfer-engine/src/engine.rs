@@ -93,8 +93,9 @@ pub struct TransferEngine(Arc<Inner>);
 impl TransferEngine {
     /// Listens, and starts. Needs a tokio runtime, as all methods do.
     pub async fn bind(config: TransferConfig, tasks: &TaskSet) -> Result<(Self, ArrivalReceiver), TransferError> {
+        let choice = config.transport;
         let (host, arrivals) = Host::new(config, tasks)?;
-        let (transport, local_addr) = NetTransport::bind(Arc::clone(&host)).await?;
+        let (transport, local_addr) = NetTransport::bind(Arc::clone(&host), choice).await?;
         Ok((Self::new(host, transport, local_addr), arrivals))
     }
 

@@ -70,29 +70,33 @@ const RDMA_DEVICES: &str = "/sys/class/infiniband";
 /// The transports between processes, of one engine.
 pub(crate) struct NetTransport {
     host: Arc<Host>,
+    choice: TransportChoice,
     addresses: Vec<TransportAddress>,
     peers: Mutex<HashMap<PeerKey, Arc<Peer>>>,
     next_connection: Arc<AtomicU64>,
 }
 
 impl NetTransport {
-    /// Listens, and accepts as long as the engine lives. Returns the TCP address that was bound,
-    /// too.
-    pub(crate) async fn bind(host: Arc<Host>) -> Result<(Arc<Self>, SocketAddr), TransferError> {
+    /// Listens, and accepts as long as the engine lives. `choice`: what may carry. Returns the TCP
+    /// address that was bound, too.
+    pub(crate) async fn bind(
+        host: Arc<Host>,
+        choice: TransportChoice,
+    ) -> Result<(Arc<Self>, SocketAddr), TransferError> {
         let acceptor = Acceptor::new(&host);
         let mut addresses = Vec::new();
         let bound = listen_tcp(&host, acceptor.clone()).await?;
-        if host.config.transport.allows(TransportKind::Rdma) {
-            addresses.extend(open_rdma(&host, &acceptor, &host.config.advertised(bound))?);
+        if choice.allows(TransportKind::Rdma) {
+            addresses.extend(open_rdma(&host, choice, &acceptor, &host.config.advertised(bound))?);
         }
-        if host.config.transport.allows(TransportKind::Shm) {
-            addresses.extend(listen_shm(&host, &acceptor)?);
+        if choice.allows(TransportKind::Shm) {
+            addresses.extend(listen_shm(&host, choice, &acceptor)?);
         }
-        if host.config.transport.allows(TransportKind::Tcp) {
+        if choice.allows(TransportKind::Tcp) {
             addresses.push(TransportAddress { kind: TransportKind::Tcp, address: host.config.advertised(bound) });
         }
         let next_connection = Arc::new(AtomicU64::new(1));
-        Ok((Arc::new(Self { host, addresses, peers: Mutex::default(), next_connection }), bound))
+        Ok((Arc::new(Self { host, choice, addresses, peers: Mutex::default(), next_connection }), bound))
     }
 
     fn peers(&self) -> MutexGuard<'_, HashMap<PeerKey, Arc<Peer>>> {
@@ -108,7 +112,8 @@ impl NetTransport {
         if peers.len() >= REMEMBERED_PEERS {
             peers.retain(|_, peer| peer.has_lanes() || Arc::strong_count(peer) > 1);
         }
-        let peer = Arc::new(Peer::new(Arc::clone(&self.host), key.clone(), Arc::clone(&self.next_connection)));
+        let peer =
+            Arc::new(Peer::new(Arc::clone(&self.host), self.choice, key.clone(), Arc::clone(&self.next_connection)));
         peers.insert(key, Arc::clone(&peer));
         peer
     }
@@ -125,13 +130,17 @@ async fn listen_tcp(host: &Arc<Host>, acceptor: Acceptor) -> Result<SocketAddr, 
 }
 
 /// If there is no shared memory, the others do; unless it is what was asked for.
-fn listen_shm(host: &Arc<Host>, acceptor: &Acceptor) -> Result<Option<TransportAddress>, TransferError> {
+fn listen_shm(
+    host: &Arc<Host>,
+    choice: TransportChoice,
+    acceptor: &Acceptor,
+) -> Result<Option<TransportAddress>, TransferError> {
     match shm::listen(host.config.generation, host.config.shm_folder.as_deref()) {
         Ok((listener, address)) => {
             accept_with(host, "transfer accept shm", acceptor.clone().shm(listener));
             Ok(Some(TransportAddress { kind: TransportKind::Shm, address: address.to_string() }))
         }
-        Err(error) if host.config.transport == TransportChoice::Auto => {
+        Err(error) if choice == TransportChoice::Auto => {
             let folder = host.config.shm_folder.as_deref().map(|folder| tracing::field::display(folder.display()));
             tracing::warn!(%error, folder, "no transfers over shared memory");
             Ok(None)
@@ -141,7 +150,12 @@ fn listen_shm(host: &Arc<Host>, acceptor: &Acceptor) -> Result<Option<TransportA
 }
 
 /// If there is no RDMA, the others do; unless it is what was asked for.
-fn open_rdma(host: &Arc<Host>, acceptor: &Acceptor, control: &str) -> Result<Vec<TransportAddress>, TransferError> {
+fn open_rdma(
+    host: &Arc<Host>,
+    choice: TransportChoice,
+    acceptor: &Acceptor,
+    control: &str,
+) -> Result<Vec<TransportAddress>, TransferError> {
     match Devices::open(host.config.rdma_devices.as_deref(), host.config.rdma_gid_index) {
         Ok(devices) => {
             let addresses = devices.addresses(control);
@@ -164,7 +178,7 @@ fn open_rdma(host: &Arc<Host>, acceptor: &Acceptor, control: &str) -> Result<Vec
             let address = |address| TransportAddress { kind: TransportKind::Rdma, address };
             Ok(addresses.into_iter().map(address).collect())
         }
-        Err(problem) if host.config.transport == TransportChoice::Auto => {
+        Err(problem) if choice == TransportChoice::Auto => {
             if has_entries(Path::new(RDMA_DEVICES)) {
                 tracing::warn!(problem, "no transfers over rdma, but this machine has RDMA devices");
             } else {
@@ -196,7 +210,7 @@ impl Transport for NetTransport {
     fn register(&self, segment: SegmentId, region: &Arc<MemoryRegion>) -> Result<Vec<TransportAddress>, TransferError> {
         let registered = self.host.rdma.get().map_or(Ok(()), |devices| devices.register(segment, region));
         let Err(problem) = registered else { return Ok(self.addresses.clone()) };
-        if self.host.config.transport != TransportChoice::Auto {
+        if self.choice != TransportChoice::Auto {
             return Err(TransferError::Config { field: "transport", problem: format!("rdma: {problem}") });
         }
         tracing::warn!(%segment, problem, "no transfers over rdma for a segment");

@@ -17,7 +17,7 @@ use crate::engine::Host;
 use crate::path::{PathReport, PathStats};
 use crate::transport::net::rdma::RdmaAddress;
 use crate::transport::net::shm::ShmAddress;
-use crate::{TransferError, TransportAddress, TransportKind};
+use crate::{TransferError, TransportAddress, TransportChoice, TransportKind};
 
 /// How long a part waits for one more lane, if there is one.
 const PATIENCE_FOR_ANOTHER: Duration = Duration::from_millis(5);
@@ -54,9 +54,10 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(host: Arc<Host>, key: PeerKey, next_connection: Arc<AtomicU64>) -> Self {
+    pub(crate) fn new(host: Arc<Host>, choice: TransportChoice, key: PeerKey, next_connection: Arc<AtomicU64>) -> Self {
         let in_flight = Arc::new(Semaphore::new(host.config.max_bytes_in_flight_per_peer as usize));
-        let mut routes: Vec<_> = key.addresses.iter().filter_map(|address| route(&host, address)).collect();
+        let allowed = key.addresses.iter().filter(|address| choice.allows(address.kind));
+        let mut routes: Vec<_> = allowed.filter_map(|address| route(&host, address)).collect();
         routes.sort_by_key(|route| route.kind().rank());
         if routes.len() > 1 {
             // The last resort is taken again at once.
@@ -361,11 +362,8 @@ impl Drop for Listed {
     }
 }
 
-/// The route to an address, if this engine may take it and it leads anywhere from here.
+/// The route to an address, if it leads anywhere from here.
 fn route(host: &Host, address: &TransportAddress) -> Option<Arc<Route>> {
-    if !host.config.transport.allows(address.kind) {
-        return None;
-    }
     match address.kind {
         TransportKind::Tcp => Some(Route::new(Way::Tcp(address.address.clone()), host.config.lanes_per_peer)),
         TransportKind::Shm => {
