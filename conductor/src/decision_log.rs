@@ -9,7 +9,7 @@ use baton_scheduler::{Placement, Refusal, RequestError};
 use baton_types::{Attempt, FinishReason, NodeId, RequestId, RequestIdPrefix, Tbt, Timeline, Ttft, Usage};
 
 use crate::error::GenerateError;
-use crate::leader::{Grounds, verdicts};
+use crate::leader::{DecisionReasons, verdicts};
 
 /// Requests that are remembered.
 const RECORDS: usize = 1024;
@@ -49,7 +49,7 @@ pub struct Decision {
     /// Where it goes, or why nowhere.
     pub placed: Result<Placement, Refusal>,
     /// The grounds, as of the last time.
-    pub grounds: Arc<Grounds>,
+    pub grounds: Arc<DecisionReasons>,
     /// Why the attempt did not last.
     pub failure: Option<String>,
     /// Where it went on other decode nodes than the one that was chosen, and why; the first of
@@ -171,7 +171,13 @@ impl OpenRecord {
     }
 
     /// Something was decided, so long after the request's arrival.
-    pub fn decided(&self, attempt: Attempt, at: Duration, placed: Result<Placement, Refusal>, grounds: Grounds) {
+    pub fn decided(
+        &self,
+        attempt: Attempt,
+        at: Duration,
+        placed: Result<Placement, Refusal>,
+        grounds: DecisionReasons,
+    ) {
         let grounds = Arc::new(grounds);
         let reselections = Vec::new();
         self.lock().decided(Decision { attempt, at, times: 1, placed, grounds, failure: None, reselections });
@@ -216,9 +222,9 @@ impl Drop for OpenRecord {
 
 /// The records of the last requests that were to be placed.
 #[derive(Default)]
-pub struct DecisionLog(Mutex<VecDeque<Kept>>);
+pub struct DecisionLog(Mutex<VecDeque<LoggedDecision>>);
 
-struct Kept {
+struct LoggedDecision {
     request: RequestId,
     client_id: Arc<str>,
     record: Arc<Mutex<RequestRecord>>,
@@ -237,7 +243,8 @@ impl DecisionLog {
         let end = None;
         let record =
             RequestRecord { request, client_id, prompt_tokens, max_tokens, decisions, decisions_left_out, end };
-        let kept = Kept { request, client_id: Arc::clone(&record.client_id), record: Arc::new(Mutex::new(record)) };
+        let kept =
+            LoggedDecision { request, client_id: Arc::clone(&record.client_id), record: Arc::new(Mutex::new(record)) };
         let record = Arc::clone(&kept.record);
         let mut records = lock(&self.0);
         if records.len() == RECORDS {
@@ -251,7 +258,7 @@ impl DecisionLog {
     /// own begins so.
     pub fn find(&self, id: &str) -> Found {
         let prefix: Option<RequestIdPrefix> = id.parse().ok();
-        let is_meant = |kept: &&Kept| {
+        let is_meant = |kept: &&LoggedDecision| {
             prefix.as_ref().is_some_and(|prefix| prefix.matches(kept.request))
                 || !id.is_empty() && *kept.client_id == *id
         };
@@ -259,7 +266,7 @@ impl DecisionLog {
         let matching: Vec<_> = records.iter().rev().filter(is_meant).collect();
         match matching[..] {
             [] => Found::None,
-            [Kept { record, .. }] => Found::One(Box::new(lock(record).clone())),
+            [LoggedDecision { record, .. }] => Found::One(Box::new(lock(record).clone())),
             _ => Found::Several(matching.iter().map(|kept| kept.request).collect()),
         }
     }
@@ -315,10 +322,10 @@ mod tests {
     fn decision_log_merges_repeated_refusals_of_queued_request() {
         let records = DecisionLog::default();
         let open = records.open(RequestId(1), "".into(), 10, 20);
-        (0..9).for_each(|n| open.decided(Attempt(0), ms(n), refused("full"), Grounds::NoLeader));
-        open.decided(Attempt(0), ms(100), placed(), Grounds::NoLeader);
+        (0..9).for_each(|n| open.decided(Attempt(0), ms(n), refused("full"), DecisionReasons::NoLeader));
+        open.decided(Attempt(0), ms(100), placed(), DecisionReasons::NoLeader);
         open.failed(&"it died");
-        open.decided(Attempt(1), ms(200), placed(), Grounds::NoLeader);
+        open.decided(Attempt(1), ms(200), placed(), DecisionReasons::NoLeader);
         let record = records.of(RequestId(1)).unwrap();
         let told: Vec<_> =
             record.decisions.iter().map(|decision| (decision.attempt.0, decision.times, decision.at)).collect();
@@ -373,7 +380,7 @@ mod tests {
         let chosen = placed().unwrap();
         let predicted_tbt = Some(Tbt(ms(30)));
         let chosen = Placement { decode: node("d0"), predicted_tbt, ..chosen };
-        open.decided(Attempt(0), ms(1), Ok(chosen), Grounds::NoLeader);
+        open.decided(Attempt(0), ms(1), Ok(chosen), DecisionReasons::NoLeader);
         (0..20).for_each(|n| open.turned(&format_args!("d1 instead of d0: {n}")));
         let record = records.of(RequestId(1)).unwrap();
         assert_eq!(
@@ -394,8 +401,8 @@ mod tests {
     fn ttft_prediction_is_of_attempt_that_gave_the_first_token() {
         let records = DecisionLog::default();
         let open = records.open(RequestId(1), "".into(), 10, 20);
-        open.decided(Attempt(0), ms(1), placed(), Grounds::NoLeader);
-        open.decided(Attempt(1), ms(1400), placed(), Grounds::NoLeader);
+        open.decided(Attempt(0), ms(1), placed(), DecisionReasons::NoLeader);
+        open.decided(Attempt(1), ms(1400), placed(), DecisionReasons::NoLeader);
         let outcome = Ok(FinishReason::Stop);
         let timeline = Timeline::default();
         let usage = Usage::default();
@@ -408,7 +415,7 @@ mod tests {
     fn decision_log_bounds_its_decisions_and_requests() {
         let records = DecisionLog::default();
         let open = records.open(RequestId(0), "".into(), 1, 1);
-        (0..10).for_each(|n| open.decided(Attempt(n), ms(n.into()), placed(), Grounds::NoLeader));
+        (0..10).for_each(|n| open.decided(Attempt(n), ms(n.into()), placed(), DecisionReasons::NoLeader));
         let record = records.of(RequestId(0)).unwrap();
         let attempts: Vec<_> = record.decisions.iter().map(|decision| decision.attempt.0).collect();
         assert_eq!((attempts, record.decisions_left_out), (vec![0, 7, 8, 9], 6));

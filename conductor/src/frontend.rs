@@ -15,7 +15,7 @@ use crate::decision_log::DecisionLog;
 use crate::error::GenerateError;
 use crate::grpc::explain;
 use crate::keyed::KeyedAnswers;
-use crate::leader::{Answer, Desk, Grounds, PendingAnswer};
+use crate::leader::{Answer, DecisionReasons, Desk, PendingAnswer};
 use crate::live::{Entry, LiveRequests};
 use crate::metrics::Metrics;
 use crate::nodes::NodeSessions;
@@ -52,7 +52,7 @@ pub struct Outgoing {
 pub type Responses = mpsc::Receiver<Outgoing>;
 
 /// A request that is to be placed.
-struct TakenIn {
+struct AcceptedRequest {
     entry: Entry,
     /// Of its other answers.
     more: Vec<Entry>,
@@ -269,7 +269,7 @@ impl Frontend {
             let error = error.to_string();
             tracing::info!(request = %id, client_request, error, "request refused");
         });
-        let TakenIn { entry, more, text, objectives, job } = taken?;
+        let AcceptedRequest { entry, more, text, objectives, job } = taken?;
         let hashes = Arc::clone(&job.block_hashes);
         let observed = !job.bypasses_cache();
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
@@ -288,7 +288,7 @@ impl Frontend {
         id: RequestId,
         client_id: &Arc<str>,
         request: v1::GenerateRequest,
-    ) -> Result<TakenIn, GenerateError> {
+    ) -> Result<AcceptedRequest, GenerateError> {
         if self.shutdown.phase() >= Phase::Draining {
             return Err(RequestError::GoingDown.into());
         }
@@ -309,7 +309,7 @@ impl Frontend {
         let text = OutputText::new(&self.model.tokenizer, &checked)?;
         let objectives = checked.slo;
         let job = self.job(entry.request(), checked)?;
-        Ok(TakenIn { entry, more, text, objectives, job })
+        Ok(AcceptedRequest { entry, more, text, objectives, job })
     }
 
     /// The relay of an answer that has not been placed.
@@ -405,8 +405,8 @@ impl Frontend {
             PendingAnswer::Later(later) => later.await.ok(),
         };
         match answer {
-            Some(Answer::Explained(Grounds::Own(why))) => Ok(explain::response(wanted.prompt_tokens, &why)),
-            Some(Answer::Explained(Grounds::FromLeader(why))) => Ok(*why),
+            Some(Answer::Explained(DecisionReasons::Own(why))) => Ok(explain::response(wanted.prompt_tokens, &why)),
+            Some(Answer::Explained(DecisionReasons::FromLeader(why))) => Ok(*why),
             _ => Err(no_leader()),
         }
     }

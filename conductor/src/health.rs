@@ -15,7 +15,7 @@ use crate::frontend::Frontend;
 
 /// What a port tells of the inside.
 #[derive(Clone)]
-pub enum Tells {
+pub enum HealthDetail {
     /// Whether it could serve.
     Clients,
     /// All: what is there, and the metrics.
@@ -23,11 +23,11 @@ pub enum Tells {
 }
 
 /// `/health` and `/ready`, and for operators `/metrics`.
-pub fn routes(frontend: Arc<Frontend>, tells: Tells) -> Router {
+pub fn routes(frontend: Arc<Frontend>, tells: HealthDetail) -> Router {
     let routes = Router::new().route("/health", get(alive));
     match tells {
-        Tells::Clients => routes.route("/ready", get(ready)).with_state(frontend),
-        Tells::Operators(telemetry) => {
+        HealthDetail::Clients => routes.route("/ready", get(ready)).with_state(frontend),
+        HealthDetail::Operators(telemetry) => {
             let metrics = Router::new().route("/metrics", get(metrics)).with_state((Arc::clone(&frontend), telemetry));
             routes.route("/ready", get(ready_with_details)).with_state(frontend).merge(metrics)
         }

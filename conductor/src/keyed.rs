@@ -29,13 +29,13 @@ const COMPARED_INLINE_BYTES: usize = 256 << 10;
 
 /// The answers that are kept.
 pub struct KeyedAnswers {
-    by_key: Mutex<HashMap<String, Kept>>,
+    by_key: Mutex<HashMap<String, KeyedAnswer>>,
     /// For all of them.
     budget: Budget,
     readers: Arc<AtomicUsize>,
 }
 
-struct Kept {
+struct KeyedAnswer {
     /// The one that is served.
     request: RequestId,
     asked: blake3::Hash,
@@ -165,7 +165,7 @@ impl KeyedAnswers {
         self.readers.load(Ordering::Relaxed)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Kept>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, KeyedAnswer>> {
         // Every critical section leaves the map whole, so a panic elsewhere does not spoil it.
         self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -233,7 +233,7 @@ impl Frontend {
             return Err(GenerateError::Frontend { kind: ErrorKind::Conflict, message, retry_after: None });
         }
         let answer = Arc::new(watch::Sender::new(Answer::new(&self.keyed.budget)));
-        keyed.insert(key.to_owned(), Kept { request, asked, answer: Arc::clone(&answer) });
+        keyed.insert(key.to_owned(), KeyedAnswer { request, asked, answer: Arc::clone(&answer) });
         Ok(Claim::Mine(Key { frontend: Arc::clone(self), key: key.to_owned(), answer }))
     }
 
@@ -396,7 +396,7 @@ impl Key {
     }
 
     /// Another request may have the key by now.
-    fn is_mine(&self, keyed: &HashMap<String, Kept>) -> bool {
+    fn is_mine(&self, keyed: &HashMap<String, KeyedAnswer>) -> bool {
         keyed.get(&self.key).is_some_and(|kept| Arc::ptr_eq(&kept.answer, &self.answer))
     }
 }

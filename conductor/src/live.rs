@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use baton_scheduler::{Away, RequestEvent};
+use baton_scheduler::{Departure, RequestEvent};
 use baton_types::{Attempt, NodeId, NodeStart, RequestId, RequestKey};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -15,7 +15,7 @@ pub enum LiveEvent {
     /// A node said something about one of its attempts.
     Node(NodeId, Attempt, RequestEvent),
     /// A start of a node went away, with all requests on it.
-    NodeAway(NodeStart, Away),
+    NodeDeparture(NodeStart, Departure),
 }
 
 /// What a request is told.
@@ -129,11 +129,11 @@ impl LiveRequests {
     }
 
     /// Tells requests that a start of a node went away: each knows whether it was on it.
-    pub fn node_away(&self, requests: &[RequestId], at: Instant, start: &NodeStart, away: Away) {
+    pub fn node_away(&self, requests: &[RequestId], at: Instant, start: &NodeStart, away: Departure) {
         let inner = self.lock();
         for live in requests.iter().filter_map(|request| inner.requests.get(request)) {
             // A request that ended in this moment does not need to know.
-            let _ = live.events.send(TimedEvent { at, event: LiveEvent::NodeAway(start.clone(), away) });
+            let _ = live.events.send(TimedEvent { at, event: LiveEvent::NodeDeparture(start.clone(), away) });
         }
     }
 
@@ -198,11 +198,11 @@ mod tests {
         assert_eq!(live.at(&node), []);
         entry.goes_to([node.clone(), node.clone()]);
         let start = NodeStart { node, generation: Generation(4) };
-        live.node_away(&live.at(&start.node), now(), &start, Away::Died);
+        live.node_away(&live.at(&start.node), now(), &start, Departure::Died);
         let first = entry.events.try_recv().unwrap().event;
         assert!(matches!(first, LiveEvent::Node(_, Attempt(2), RequestEvent::MigrationRequested(3))));
         let second = entry.events.try_recv().unwrap().event;
-        assert!(matches!(second, LiveEvent::NodeAway(away, Away::Died) if away == start));
+        assert!(matches!(second, LiveEvent::NodeDeparture(away, Departure::Died) if away == start));
         assert!(live.abort(RequestId(1)) && entry.aborted.is_cancelled());
         drop(entry);
         assert!(live.is_empty() && !live.abort(RequestId(1)));

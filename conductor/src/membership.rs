@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_proto::Step;
 use baton_proto::v1::{self, node_command::Command, node_event::Event};
-use baton_scheduler::{Applied, Away, ClusterNode, NodeState, RequestEvent};
+use baton_scheduler::{Applied, ClusterNode, Departure, NodeState, RequestEvent};
 use baton_types::{
     DecodeEvent, ErrorKind, Load, NodeInfo, NodeRole, PrefillEvent, Refused, RequestKey, TransferReport,
 };
@@ -103,11 +103,11 @@ impl SessionEvents for Frontend {
     }
 
     fn on_silent(&self, info: &NodeInfo) {
-        self.suspect(info, Away::Silent, "node is silent: it is suspected");
+        self.suspect(info, Departure::Silent, "node is silent: it is suspected");
     }
 
     fn on_still_silent(&self, info: &NodeInfo) {
-        self.still_suspect(info, Away::Silent);
+        self.still_suspect(info, Departure::Silent);
     }
 
     fn on_event(&self, info: &NodeInfo, event: Event) {
@@ -164,11 +164,11 @@ impl SessionEvents for Frontend {
             }
         };
         let away = match (state, error) {
-            (NodeState::Drained, _) => Away::Drained,
-            (_, SessionError::Silent(_)) => Away::GivenUp,
-            _ => Away::Died,
+            (NodeState::Drained, _) => Departure::Drained,
+            (_, SessionError::Silent(_)) => Departure::GivenUp,
+            _ => Departure::Died,
         };
-        if away == Away::Drained {
+        if away == Departure::Drained {
             tracing::info!(node = %info.node, generation = %info.generation, "node drained");
         } else {
             tracing::warn!(node = %info.node, generation = %info.generation, %error, "node lost");
@@ -209,14 +209,16 @@ impl Frontend {
             was_stalled
         };
         match (stalled, was_stalled) {
-            (true, false) => self.suspect(info, Away::Stalled, "the node's engine makes no progress: it is suspected"),
-            (true, true) => self.still_suspect(info, Away::Stalled),
+            (true, false) => {
+                self.suspect(info, Departure::Stalled, "the node's engine makes no progress: it is suspected")
+            }
+            (true, true) => self.still_suspect(info, Departure::Stalled),
             (false, _) => {}
         }
     }
 
     /// What a node has goes on elsewhere, if others can do its work.
-    fn suspect(&self, info: &NodeInfo, away: Away, why: &'static str) {
+    fn suspect(&self, info: &NodeInfo, away: Departure, why: &'static str) {
         let others = self.cluster().on_node_silent(&info.node);
         tracing::warn!(node = %info.node, others, "{why}");
         if others {
@@ -225,7 +227,7 @@ impl Frontend {
     }
 
     /// Others that can do its work may be here by now.
-    fn still_suspect(&self, info: &NodeInfo, away: Away) {
+    fn still_suspect(&self, info: &NodeInfo, away: Departure) {
         if self.cluster().on_node_silent(&info.node) {
             self.tell_away(info, away);
         }
@@ -233,7 +235,7 @@ impl Frontend {
 
     /// Tells the requests that are at a node, a few at a time: each is placed again, and what
     /// others have to say goes between.
-    fn tell_away(&self, info: &NodeInfo, away: Away) {
+    fn tell_away(&self, info: &NodeInfo, away: Departure) {
         #[cfg(test)]
         crate::tests::seen::away(away);
         let at = self.clock.now();

@@ -15,7 +15,7 @@ const SUCCESSES: &str = "baton_conductor_request_success_total";
 const FAILURES: &str = "baton_conductor_request_failures_total";
 const REJECTIONS: &str = "baton_conductor_rejections_total";
 const ATTACHED: &str = "baton_conductor_requests_attached_total";
-const HELD: &str = "baton_conductor_requests_queued_total";
+const QUEUED: &str = "baton_conductor_requests_queued_total";
 const RETRIES: &str = "baton_conductor_retries_total";
 const GRANTS_REFUSED: &str = "baton_conductor_grants_refused_total";
 const RELAY: &str = "baton_conductor_relay_seconds";
@@ -79,7 +79,7 @@ pub const METRICS: &[MetricDoc] = &[
     ),
     doc(ATTACHED, MetricKind::Counter, &[], "Requests answered from an earlier request with the same idempotency key."),
     doc(
-        HELD,
+        QUEUED,
         MetricKind::Counter,
         &[],
         "Requests that waited in the admission queue for room in the cluster, within their objective.",
@@ -205,7 +205,7 @@ const fn doc(name: &'static str, kind: MetricKind, labels: &'static [&'static st
 /// Handles, made once.
 pub struct Metrics {
     attached: Counter,
-    held: Counter,
+    queued: Counter,
     retries: Counter,
     grants_reselected: Counter,
     grants_retried: Counter,
@@ -232,17 +232,17 @@ pub struct Metrics {
     prefill_nodes: Gauge,
     decode_nodes: Gauge,
     unjoined: [Gauge; NotJoined::ALL.len()],
-    estimates: [EstimateMetrics; Estimate::ALL.len()],
+    estimates: [PredictionMetrics; Estimate::ALL.len()],
 }
 
 /// Of one estimate.
-struct EstimateMetrics {
+struct PredictionMetrics {
     error: Histogram,
     predicted: Histogram,
     measured: Histogram,
 }
 
-impl EstimateMetrics {
+impl PredictionMetrics {
     fn new(estimate: Estimate) -> Self {
         let (predicted, measured) = match estimate {
             Estimate::Output => (PREDICTED_TOKENS, MEASURED_TOKENS),
@@ -270,7 +270,7 @@ impl Default for Metrics {
         make_labelled();
         Self {
             attached: counter!(ATTACHED),
-            held: counter!(HELD),
+            queued: counter!(QUEUED),
             retries: counter!(RETRIES),
             grants_reselected: counter!(GRANTS_REFUSED, "outcome" => "reselected"),
             grants_retried: counter!(GRANTS_REFUSED, "outcome" => "retried"),
@@ -295,7 +295,7 @@ impl Default for Metrics {
             prefill_nodes: gauge!(NODES, "role" => "prefill"),
             decode_nodes: gauge!(NODES, "role" => "decode"),
             unjoined: NotJoined::ALL.map(|why| gauge!(NODES_UNJOINED, "state" => why.as_str())),
-            estimates: Estimate::ALL.map(EstimateMetrics::new),
+            estimates: Estimate::ALL.map(PredictionMetrics::new),
         }
     }
 }
@@ -314,8 +314,8 @@ impl Metrics {
     }
 
     /// A request waits in the admission queue.
-    pub fn on_held(&self) {
-        self.held.increment(1);
+    pub fn on_queued(&self) {
+        self.queued.increment(1);
     }
 
     /// A decode node is to compute a prompt.

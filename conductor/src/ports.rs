@@ -29,7 +29,7 @@ use crate::coalesce::Coalesced;
 use crate::config::Settings;
 use crate::frontend::Frontend;
 use crate::grpc::{ClusterService, HealthService, InferenceService, Intake, NodeRegistrationService, take_in};
-use crate::health::{self, Tells};
+use crate::health::{self, HealthDetail};
 use crate::leader::LeaderService;
 use crate::{cors, http};
 
@@ -125,7 +125,7 @@ impl Ports {
         };
         let operators_here = self.operators.is_none();
         let nodes_here = self.nodes.is_none();
-        let operators = || Tells::Operators(telemetry.clone());
+        let operators = || HealthDetail::Operators(telemetry.clone());
         if let Some(listener) = self.operators {
             let connections = Connections::new(connections_within_descriptors(MAX_OPERATORS));
             let routes = health::routes(Arc::clone(frontend), operators());
@@ -146,7 +146,7 @@ impl Ports {
             move |socket| Coalesced::new(socket, relayed.clone(), Arc::clone(&clock)),
             tasks,
         );
-        let tells = if operators_here { operators() } else { Tells::Clients };
+        let tells = if operators_here { operators() } else { HealthDetail::Clients };
         let mut routes = http::router(Arc::clone(frontend), tells, self.budget, self.answers);
         if let Some(cors) = self.cors {
             routes = routes.layer(cors);

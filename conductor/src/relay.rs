@@ -27,7 +27,7 @@ use crate::other_answers::Decodes;
 use crate::output::{OutputText, Part};
 use crate::prediction_errors::{Estimate, Pair};
 use crate::unread::{Lost, Unread};
-use crate::window_stats::Kept;
+use crate::window_stats::ObjectiveOutcome;
 
 type Outcome = Result<FinishReason, RequestError>;
 
@@ -229,7 +229,7 @@ impl Relay {
                 let request = self.core.job().request;
                 tracing::debug!(%request, attempt = attempt.0, %node, "a node spoke of a request that it does not have");
             }
-            LiveEvent::NodeAway(start, away) => {
+            LiveEvent::NodeDeparture(start, away) => {
                 self.core.on_node_away(self.now(), told.at, &start, away);
             }
         }
@@ -302,7 +302,7 @@ impl Relay {
                 RequestEffect::Abort { node, key } => {
                     self.frontend.nodes.send(&node, Command::Abort(key.into()));
                 }
-                RequestEffect::Book { key, entry } => self.frontend.book(key, &entry),
+                RequestEffect::UpdateLedger { key, entry } => self.frontend.update_ledger(key, &entry),
                 RequestEffect::PromptLogprobs(logprobs) => {
                     let next = self.core.job().tokens.iter().skip(1).map(|token| Some(*token)).chain([None]);
                     let tokenizer = &self.frontend.model.tokenizer;
@@ -427,7 +427,7 @@ impl Relay {
         let metrics = &self.frontend.metrics;
         match note {
             RequestNote::Queued => {
-                metrics.on_held();
+                metrics.on_queued();
                 self.frontend.window_stats.lock().admission.queued += 1;
             }
             RequestNote::Retried { attempt, why } => {
@@ -501,9 +501,9 @@ impl Relay {
         let tbt = self.core.tbt();
         self.frontend.metrics.on_end(&outcome, &timeline, &usage);
         let kept = match &outcome {
-            Ok(_) if self.core.job().is_met_by(timeline.ttft, tbt) => Kept::Met,
-            Err(error) if error.is_aborted() => Kept::Unknown,
-            Ok(_) | Err(_) => Kept::Missed,
+            Ok(_) if self.core.job().is_met_by(timeline.ttft, tbt) => ObjectiveOutcome::Met,
+            Err(error) if error.is_aborted() => ObjectiveOutcome::Unknown,
+            Ok(_) | Err(_) => ObjectiveOutcome::Missed,
         };
         self.frontend.window_stats.lock().goodput.on_end(self.now(), kept);
         if outcome.is_ok() {
@@ -571,7 +571,7 @@ impl Drop for Relay {
         self.core.on_abort(now);
         while let Some(effect) = self.core.poll_effect() {
             match effect {
-                RequestEffect::Book { key, entry } => self.frontend.book(key, &entry),
+                RequestEffect::UpdateLedger { key, entry } => self.frontend.update_ledger(key, &entry),
                 RequestEffect::Abort { node, key } => {
                     self.frontend.nodes.send(&node, Command::Abort(key.into()));
                 }

@@ -93,7 +93,7 @@ pub struct GoodputCount {
 
 /// What the end of a request says of its objectives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kept {
+pub enum ObjectiveOutcome {
     /// It finished within them.
     Met,
     /// It finished later, or failed.
@@ -108,7 +108,7 @@ impl Goodput {
     }
 
     /// A request that was taken in ended.
-    pub fn on_end(&mut self, now: Instant, kept: Kept) {
+    pub fn on_end(&mut self, now: Instant, kept: ObjectiveOutcome) {
         while self.steps.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > GOODPUT_WINDOW) {
             self.steps.pop_front();
         }
@@ -118,10 +118,10 @@ impl Goodput {
         }
         if let Some((_, count)) = self.steps.back_mut() {
             match kept {
-                Kept::Unknown => count.aborted += 1,
+                ObjectiveOutcome::Unknown => count.aborted += 1,
                 kept => {
                     count.ended += 1;
-                    count.within += u64::from(kept == Kept::Met);
+                    count.within += u64::from(kept == ObjectiveOutcome::Met);
                 }
             }
         }
@@ -168,7 +168,13 @@ mod tests {
         let start = Instant::now();
         let mut goodput = Goodput::new(start);
         for tenth in 0..10_000_u32 {
-            let kept = [Kept::Missed, Kept::Met, Kept::Met, Kept::Met, Kept::Unknown][tenth as usize % 5];
+            let kept = [
+                ObjectiveOutcome::Missed,
+                ObjectiveOutcome::Met,
+                ObjectiveOutcome::Met,
+                ObjectiveOutcome::Met,
+                ObjectiveOutcome::Unknown,
+            ][tenth as usize % 5];
             goodput.on_end(start + tenth * Duration::from_millis(100), kept);
         }
         assert!(goodput.steps.len() <= 62, "{}", goodput.steps.len());

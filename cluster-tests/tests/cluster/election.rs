@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use baton_cluster_tests::Etcd;
-use baton_membership::{Candidate, Election, LEASE, Leadership, Standing};
+use baton_membership::{Candidate, Election, Eligibility, LEASE, Leadership};
 use baton_runtime::SystemClock;
 use baton_types::ConductorId;
 use tokio::sync::watch;
@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A conductor's part in the election.
 struct Part {
     leadership: watch::Receiver<Leadership>,
-    stand: watch::Sender<Standing>,
+    stand: watch::Sender<Eligibility>,
     task: JoinHandle<()>,
 }
 
@@ -28,7 +28,7 @@ impl Part {
     fn of_members(members: Vec<String>, prefix: &str, id: u64, latest: u64) -> Self {
         let candidate = Candidate { id: ConductorId(id), address: format!("10.0.0.{id}:7070") };
         let etcd = baton_membership::Etcd::new(members, prefix);
-        let (stand, standing) = watch::channel(Standing::Ready);
+        let (stand, standing) = watch::channel(Eligibility::Ready);
         let election = Election::new(etcd, candidate, Arc::new(SystemClock), move || latest, standing);
         let leadership = election.leadership();
         Self { leadership, stand, task: tokio::spawn(election.run()) }
@@ -70,7 +70,7 @@ async fn etcd_another_candidate_leads_if_the_leader_dies_or_drains() -> anyhow::
     println!("another one leads {:.2} s after the first has died", died.elapsed().as_secs_f64());
     assert!(next > term, "{next} follows {term}");
     let (mut leader, mut last, id) = if is_second { (second, third, 3) } else { (third, second, 2) };
-    leader.stand.send(Standing::Drains)?;
+    leader.stand.send(Eligibility::Drains)?;
     let resigned = baton_runtime::now();
     let latest = last.leads().await?;
     assert!(latest > next);
@@ -111,14 +111,14 @@ async fn etcd_leader_without_nodes_resigns_for_one_with_nodes() -> anyhow::Resul
     let term = first.leads().await?;
     let mut second = Part::of(&etcd, "/baton", 2, 0);
     second.follows(1).await?;
-    first.stand.send(Standing::NoNodes)?;
+    first.stand.send(Eligibility::NoNodes)?;
     let parted = baton_runtime::now();
     let next = second.leads().await?;
     println!("another one leads {:.2} s after the first has lost its nodes", parted.elapsed().as_secs_f64());
     assert!(next > term && parted.elapsed() > LEASE, "it waits for nodes that come back");
     first.follows(2).await?;
     // No candidate reaches a node: the leader goes on until one does.
-    second.stand.send(Standing::NoNodes)?;
+    second.stand.send(Eligibility::NoNodes)?;
     let last = tokio::select! {
         term = first.leads() => term?,
         term = async { second.until("it resigns", |known| *known == Leadership::Unknown).await?; second.leads().await } => term?,

@@ -6,7 +6,7 @@ use baton_types::{Tbt, Ttft};
 
 use crate::decision_log::{Decision, RequestEnd, RequestRecord};
 use crate::error::GenerateError;
-use crate::leader::Grounds;
+use crate::leader::DecisionReasons;
 
 pub fn response(prompt_tokens: u32, explanation: &Explanation) -> v1::ExplainResponse {
     v1::ExplainResponse {
@@ -71,9 +71,9 @@ fn decision(prompt_tokens: u32, decision: &Decision) -> v1::RequestDecision {
 /// What the leader told, if it decided; else what this conductor decided by.
 fn grounds(prompt_tokens: u32, decision: &Decision) -> v1::ExplainResponse {
     match &*decision.grounds {
-        Grounds::Own(explanation) => response(prompt_tokens, explanation),
-        Grounds::FromLeader(told) => v1::ExplainResponse { prompt_tokens, ..(**told).clone() },
-        Grounds::NoLeader => {
+        DecisionReasons::Own(explanation) => response(prompt_tokens, explanation),
+        DecisionReasons::FromLeader(told) => v1::ExplainResponse { prompt_tokens, ..(**told).clone() },
+        DecisionReasons::NoLeader => {
             let decision = decided(&decision.placed);
             v1::ExplainResponse { prompt_tokens, decision: Some(decision), ..v1::ExplainResponse::default() }
         }

@@ -12,7 +12,7 @@ use tokio_stream::Stream;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
-use super::intake::TakenIn;
+use super::intake::MessageBudget;
 use crate::coalesce::Unwritten;
 use crate::error::GenerateError;
 use crate::frontend::{Frontend, Responses, new_request_id};
@@ -77,7 +77,7 @@ impl v1::inference_server::Inference for InferenceService {
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<ResponseStream>, Status> {
         let unwritten = request.extensions().get::<Unwritten>().cloned().unwrap_or_default();
-        let taken_in = request.extensions().get::<TakenIn>().cloned();
+        let taken_in = request.extensions().get::<MessageBudget>().cloned();
         let call_timeout = call_timeout(request.metadata())?;
         let mut request = request.into_inner();
         if let Some(of_call) = call_timeout {

@@ -34,7 +34,7 @@ pub struct Intake {
 /// What a call's message has of the budget, an extension of the request; to be kept until the
 /// request was taken in.
 #[derive(Debug, Clone)]
-pub struct TakenIn {
+pub struct MessageBudget {
     _reservation: Arc<Reservation>,
 }
 
@@ -52,7 +52,7 @@ impl Intake {
         let limits = BodyLimits::new(PREFIX_BYTES + MAX_MESSAGE_BYTES);
         let (bytes, reservation) = body::read(body, limits, &self.budget).await.map_err(|error| refused(&error))?;
         let reservation = self.checked(input, &bytes, reservation)?;
-        parts.extensions.insert(TakenIn { _reservation: Arc::new(reservation) });
+        parts.extensions.insert(MessageBudget { _reservation: Arc::new(reservation) });
         Ok(Request::from_parts(parts, Body::from(bytes)))
     }
 

@@ -71,13 +71,13 @@ async fn answer(
         .into_iter()
         .enumerate()
         .map(|(index, responses)| ReceiverStream::new(responses).map(move |it| (index, of_call(id, it))).boxed());
-    let mut brought: Fetched = select_all(numbered);
+    let mut responses: Fetched = select_all(numbered);
     if streams {
-        let events = events(brought, answer, fields).map(Ok::<_, Infallible>);
+        let events = events(responses, answer, fields).map(Ok::<_, Infallible>);
         return Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response());
     }
     let mut kept = shared.answers.reserve();
-    while let Some((index, outgoing)) = brought.next().await {
+    while let Some((index, outgoing)) = responses.next().await {
         let response = outgoing.response.map_err(refused)?;
         kept.grow(kept_bytes(&response)).map_err(|_| HttpError::too_long_to_keep())?;
         answer.take(index, response);
@@ -126,21 +126,21 @@ fn kept_bytes(response: &v1::GenerateResponse) -> usize {
 /// The events of a stream. One that an error ends has the error as its last event: what ends
 /// without the API's own end is not whole.
 fn events(
-    brought: impl Stream<Item = (usize, Outgoing)> + Send + 'static,
+    responses: impl Stream<Item = (usize, Outgoing)> + Send + 'static,
     answer: Box<dyn Answer>,
     fields: FieldNames,
 ) -> impl Stream<Item = SseEvent> {
     struct Stage<S> {
-        brought: Pin<Box<S>>,
+        responses: Pin<Box<S>>,
         answer: Box<dyn Answer>,
         ended: bool,
     }
-    let stage = Stage { brought: Box::pin(brought), answer, ended: false };
+    let stage = Stage { responses: Box::pin(responses), answer, ended: false };
     let chunks = futures::stream::unfold(stage, move |mut stage| async move {
         if stage.ended {
             return None;
         }
-        let failure = match stage.brought.next().await {
+        let failure = match stage.responses.next().await {
             Some((index, Outgoing { response: Ok(response), .. })) => {
                 return Some((futures::stream::iter(stage.answer.take(index, response)), stage));
             }

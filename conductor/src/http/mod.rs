@@ -29,7 +29,7 @@ use crate::budget::{Budget, Reservation};
 use crate::config::positive_millis;
 use crate::error::GenerateError;
 use crate::frontend::Frontend;
-use crate::health::{self, Tells};
+use crate::health::{self, HealthDetail};
 
 /// Largest body taken, bytes: a prompt of the largest text taken, escaped.
 const MAX_BODY_BYTES: usize = 64 << 20;
@@ -57,8 +57,8 @@ struct Shared {
 }
 
 /// The routes, with those that tell of the inside.
-pub fn router(frontend: Arc<Frontend>, tells: Tells, budget: Budget, answers: Budget) -> Router {
-    let document = Bytes::from(baton_api::openapi(matches!(tells, Tells::Operators(_))));
+pub fn router(frontend: Arc<Frontend>, tells: HealthDetail, budget: Budget, answers: Budget) -> Router {
+    let document = Bytes::from(baton_api::openapi(matches!(tells, HealthDetail::Operators(_))));
     let openapi = || async { ([(header::CONTENT_TYPE, "application/json")], document) };
     let health = health::routes(Arc::clone(&frontend), tells);
     let started = frontend.clock.unix_ms() / 1000;

@@ -30,16 +30,18 @@ const LEADERLESS: Duration = Duration::from_secs(5);
 /// What was decided on an attempt.
 pub type Decided = baton_scheduler::Decided<v1::ExplainResponse>;
 /// Why it was decided so.
-pub type Grounds = baton_scheduler::Grounds<v1::ExplainResponse>;
+pub type DecisionReasons = baton_scheduler::DecisionReasons<v1::ExplainResponse>;
 /// An answer.
 pub type Answer = baton_scheduler::Answer<v1::ExplainResponse>;
 
 /// What is said of the prefill and of the decode nodes, and of how many: `1 chosen, 3 not chosen, 2
 /// left out: draining`.
-pub fn verdicts(grounds: &Grounds) -> (String, String) {
+pub fn verdicts(grounds: &DecisionReasons) -> (String, String) {
     match grounds {
-        Grounds::Own(explanation) => (counted(explanation.prefill_verdicts()), counted(explanation.decode_verdicts())),
-        Grounds::FromLeader(told) => {
+        DecisionReasons::Own(explanation) => {
+            (counted(explanation.prefill_verdicts()), counted(explanation.decode_verdicts()))
+        }
+        DecisionReasons::FromLeader(told) => {
             let rest = |rest: &[v1::VerdictCount]| {
                 rest.iter().map(|of| (of.verdict.clone(), of.nodes as usize)).collect::<Vec<_>>()
             };
@@ -47,7 +49,7 @@ pub fn verdicts(grounds: &Grounds) -> (String, String) {
             let decode = told.decode.iter().map(|row| (row.verdict.clone(), 1)).chain(rest(&told.decode_rest));
             (counted(prefill), counted(decode))
         }
-        Grounds::NoLeader => (String::new(), String::new()),
+        DecisionReasons::NoLeader => (String::new(), String::new()),
     }
 }
 
@@ -74,7 +76,7 @@ pub enum PendingAnswer {
 
 /// Whether a conductor leads.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Led {
+enum LeaderState {
     NotYet,
     Now,
     Until(Instant),
@@ -82,7 +84,7 @@ enum Led {
 
 struct Inner {
     core: baton_scheduler::Desk<v1::ExplainResponse>,
-    led: Led,
+    led: LeaderState,
     /// It was logged that no conductor leads.
     said_leaderless: bool,
     /// The way to the leader.
@@ -101,7 +103,7 @@ pub struct Desk(Mutex<Inner>);
 pub struct Following {
     /// Whose it is, and from when on it is read.
     pub of: baton_scheduler::Following,
-    /// Cancelled at the end of the reign, or when the conductor has greeted again.
+    /// Cancelled at the end of the term, or when the conductor has greeted again.
     pub over: CancellationToken,
 }
 
@@ -111,7 +113,7 @@ impl Desk {
         let core = baton_scheduler::Desk::new(id);
         let asked = BTreeMap::new();
         let streams = BTreeMap::new();
-        Self(Mutex::new(Inner { core, led: Led::NotYet, said_leaderless: false, link: None, asked, streams }))
+        Self(Mutex::new(Inner { core, led: LeaderState::NotYet, said_leaderless: false, link: None, asked, streams }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -148,9 +150,9 @@ impl Desk {
     /// Whether a conductor leads, or did a moment ago.
     pub fn is_led(&self, now: Instant) -> bool {
         match self.lock().led {
-            Led::NotYet => false,
-            Led::Now => true,
-            Led::Until(then) => now.saturating_duration_since(then) < LEADERLESS,
+            LeaderState::NotYet => false,
+            LeaderState::Now => true,
+            LeaderState::Until(then) => now.saturating_duration_since(then) < LEADERLESS,
         }
     }
 }
@@ -212,9 +214,9 @@ impl Frontend {
                 if std::mem::take(&mut desk.said_leaderless) {
                     tracing::info!(term = desk.core.term(), "a conductor leads again");
                 }
-                Led::Now
+                LeaderState::Now
             }
-            (false, Led::Now) => Led::Until(now),
+            (false, LeaderState::Now) => LeaderState::Until(now),
             (false, before) => before,
         };
         done
@@ -257,9 +259,9 @@ impl Frontend {
     }
 
     /// Enters what happened to an attempt into the books.
-    pub fn book(&self, key: RequestKey, entry: &LedgerEntry) {
+    pub fn update_ledger(&self, key: RequestKey, entry: &LedgerEntry) {
         self.at_desk(|desk, now, cluster| {
-            desk.core.on_booked(now, key, entry, cluster);
+            desk.core.on_ledger_update(now, key, entry, cluster);
             if matches!(entry, LedgerEntry::Ended) {
                 desk.asked.remove(&key);
             }
@@ -334,7 +336,7 @@ impl Frontend {
     pub fn on_desk_tick(&self) {
         self.at_desk(|desk, now, cluster| {
             desk.core.on_tick(now, cluster, &mut random_u64);
-            if let Led::Until(then) = desk.led
+            if let LeaderState::Until(then) = desk.led
                 && now.saturating_duration_since(then) >= LEADERLESS
                 && !std::mem::replace(&mut desk.said_leaderless, true)
             {
@@ -363,7 +365,7 @@ impl Frontend {
         })
     }
 
-    /// It asks. After the end of a reign nothing is answered.
+    /// It asks. After the end of a term nothing is answered.
     pub fn on_follower_asked(&self, from: &Following, question: &Question) -> Option<Answer> {
         self.at_desk(|desk, now, cluster| {
             desk.core.on_follower_asked(now, &from.of, question, cluster, &mut random_u64)
@@ -371,8 +373,8 @@ impl Frontend {
     }
 
     /// Something happened to one of its attempts.
-    pub fn on_follower_booked(&self, from: &Following, key: RequestKey, entry: &LedgerEntry) {
-        self.at_desk(|desk, now, cluster| desk.core.on_follower_booked(now, &from.of, key, entry, cluster));
+    pub fn on_follower_ledger_update(&self, from: &Following, key: RequestKey, entry: &LedgerEntry) {
+        self.at_desk(|desk, now, cluster| desk.core.on_follower_ledger_update(now, &from.of, key, entry, cluster));
     }
 
     /// Its stream is over.

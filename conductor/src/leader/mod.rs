@@ -9,12 +9,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_membership::{Candidate, Election, Etcd, Leadership, Standing};
+use baton_membership::{Candidate, Election, Eligibility, Etcd, Leadership};
 use baton_runtime::Phase;
 use baton_runtime::settings::BadSetting;
 use tokio::sync::watch;
 
-pub use desk::{Answer, Decided, Desk, Grounds, PendingAnswer, verdicts};
+pub use desk::{Answer, Decided, DecisionReasons, Desk, PendingAnswer, verdicts};
 #[cfg(test)]
 pub use link::LinkError;
 pub use link::follow;
@@ -45,7 +45,7 @@ pub fn start(
     };
     let candidate = Candidate { id: frontend.id, address: advertised(own, settings.advertise_host.as_deref())? };
     let latest = Arc::clone(frontend);
-    let (stand, standing) = watch::channel(Standing::NoNodes);
+    let (stand, standing) = watch::channel(Eligibility::NoNodes);
     let election = Election::new(etcd, candidate, Arc::clone(&frontend.clock), move || latest.desk.latest(), standing);
     let leadership = election.leadership();
     let obeying = Arc::clone(frontend);
@@ -62,16 +62,16 @@ pub fn start(
 }
 
 /// Says whether this conductor can place well.
-async fn keep_standing(frontend: &Frontend, stand: &watch::Sender<Standing>) {
+async fn keep_standing(frontend: &Frontend, stand: &watch::Sender<Eligibility>) {
     loop {
         let standing = match frontend.shutdown.phase() {
-            Phase::Serving | Phase::NotReady if frontend.cluster().reaches_nodes() => Standing::Ready,
-            Phase::Serving | Phase::NotReady => Standing::NoNodes,
-            Phase::Draining | Phase::Closing | Phase::Flushed => Standing::Drains,
+            Phase::Serving | Phase::NotReady if frontend.cluster().reaches_nodes() => Eligibility::Ready,
+            Phase::Serving | Phase::NotReady => Eligibility::NoNodes,
+            Phase::Draining | Phase::Closing | Phase::Flushed => Eligibility::Drains,
         };
         stand.send_if_modified(|known| std::mem::replace(known, standing) != standing);
         tokio::select! {
-            () = frontend.shutdown.wait_for(Phase::Draining), if standing != Standing::Drains => {}
+            () = frontend.shutdown.wait_for(Phase::Draining), if standing != Eligibility::Drains => {}
             () = frontend.clock.sleep(LOOK) => {}
         }
     }

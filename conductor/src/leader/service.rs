@@ -12,7 +12,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::desk::{Answer, Decided, Following, Grounds};
+use super::desk::{Answer, Decided, DecisionReasons, Following};
 use crate::frontend::Frontend;
 use crate::grpc::explain;
 
@@ -98,7 +98,9 @@ impl Follower {
                         tell(told(&question, answer)).await?;
                     }
                 }
-                ToLeader::Book(key, entry) => self.frontend.on_follower_booked(&self.following, key, &entry),
+                ToLeader::LedgerUpdate(key, entry) => {
+                    self.frontend.on_follower_ledger_update(&self.following, key, &entry)
+                }
                 ToLeader::Greet { .. } => return Err(Status::invalid_argument("message: a second greeting")),
             }
         }
@@ -116,9 +118,9 @@ impl Drop for Follower {
 fn told(question: &Question, answer: Answer) -> FromLeader<v1::ExplainResponse> {
     let key = question.key();
     let why = |grounds, prompt_tokens| match grounds {
-        Grounds::Own(explanation) => Some(explain::response(prompt_tokens, &explanation)),
-        Grounds::FromLeader(explanation) => Some(*explanation),
-        Grounds::NoLeader => None,
+        DecisionReasons::Own(explanation) => Some(explain::response(prompt_tokens, &explanation)),
+        DecisionReasons::FromLeader(explanation) => Some(*explanation),
+        DecisionReasons::NoLeader => None,
     };
     match answer {
         // Who asked knows how long its prompt is.

@@ -181,7 +181,7 @@ pub async fn new_leader_learns_running_requests_from_followers() {
     let job = w.job().await;
     link.abort();
     leader.frontend.step_down();
-    assert_eq!(leader.placed(), 0, "the books of a reign end with it");
+    assert_eq!(leader.placed(), 0, "the books of a term end with it");
     until("no conductor leads", || (!w.frontend.desk.has_leader()).then_some(())).await;
     leader.frontend.lead(3, SETTLE);
     let waits = w.ask(request("ho", 2));

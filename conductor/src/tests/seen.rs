@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use baton_proto::v1::node_command::Command;
-use baton_scheduler::{Away, LedgerEntry, RequestEffect, RequestError, RequestNote};
+use baton_scheduler::{Departure, LedgerEntry, RequestEffect, RequestError, RequestNote};
 
 thread_local! {
     static SEEN: RefCell<BTreeSet<&'static str>> = const { RefCell::new(BTreeSet::new()) };
@@ -19,7 +19,7 @@ fn note(name: &'static str) {
 pub fn effect(effect: &RequestEffect) {
     note(effect.name());
     match effect {
-        RequestEffect::Book { entry, .. } => note(entry.name()),
+        RequestEffect::UpdateLedger { entry, .. } => note(entry.name()),
         RequestEffect::Note(told) => note(told.name()),
         RequestEffect::End(Err(error)) => note(error.name()),
         _ => {}
@@ -32,7 +32,7 @@ pub fn command(command: &Command) {
 }
 
 /// Requests are told that their node is away.
-pub fn away(away: Away) {
+pub fn away(away: Departure) {
     note(away.name());
 }
 
@@ -64,7 +64,7 @@ fn command_name(command: &Command) -> &'static str {
 
 /// What the stories did not reach, and what they reached that no list names.
 pub fn check_all() {
-    let lists = [RequestEffect::ALL, LedgerEntry::ALL, RequestNote::ALL, RequestError::ALL, Away::ALL, COMMANDS];
+    let lists = [RequestEffect::ALL, LedgerEntry::ALL, RequestNote::ALL, RequestError::ALL, Departure::ALL, COMMANDS];
     let all: BTreeSet<_> = lists.into_iter().flatten().copied().collect();
     let seen = SEEN.with_borrow(Clone::clone);
     let missing: Vec<_> = all.difference(&seen).collect();

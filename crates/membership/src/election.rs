@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_runtime::{Clock, random_u64};
-use baton_scheduler::{Candidacy, Candidate, LeaderKey, Leadership, Look, Standing};
+use baton_scheduler::{Candidacy, Candidate, Eligibility, LeaderKey, LeaderKeyState, Leadership};
 use etcd_client::{
     Client, Compare, CompareOp, EventType, KeyValue, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp,
     TxnOpResponse, WatchOptions, WatchResponse, WatchStream,
@@ -45,7 +45,7 @@ pub struct Election {
     /// The latest term that is known of, of any conductor.
     latest: Box<dyn Fn() -> u64 + Send + Sync>,
     /// Whether it can place well.
-    standing: watch::Receiver<Standing>,
+    standing: watch::Receiver<Eligibility>,
 }
 
 /// What is open while etcd is there.
@@ -64,7 +64,7 @@ impl Election {
         candidate: Candidate,
         clock: Arc<dyn Clock>,
         latest: impl Fn() -> u64 + Send + Sync + 'static,
-        standing: watch::Receiver<Standing>,
+        standing: watch::Receiver<Eligibility>,
     ) -> Self {
         let (leadership, _) = watch::channel(Leadership::Unknown);
         Self {
@@ -212,9 +212,9 @@ impl Election {
             _ => None,
         });
         let look = match found.transpose()? {
-            _ if done.succeeded() => Look::Put,
-            Some(key) => Look::Found(key),
-            None => Look::Absent,
+            _ if done.succeeded() => LeaderKeyState::Put,
+            Some(key) => LeaderKeyState::Found(key),
+            None => LeaderKeyState::Absent,
         };
         self.candidacy.on_heard((self.latest)());
         self.candidacy.on_looked(revision, look);

@@ -12,7 +12,7 @@ mod shared;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use baton_scheduler::{Candidate, Leadership, Standing};
+pub use baton_scheduler::{Candidate, Eligibility, Leadership};
 pub use connect::{CertifiedKey, Etcd, EtcdFile, Tls, User};
 pub use election::Election;
 pub use shared::{ChangeError, SettingsStore, SharedSettings};

@@ -204,7 +204,7 @@ pub struct DecodeConfig {
     pub grant_wait: Duration,
     /// How often a sequence that waits for room is offered to other decode nodes; if the node is on
     /// its way out, all of them.
-    pub offer_every: Duration,
+    pub migration_request_interval: Duration,
     /// Most tokens of prompts, and of sequences that were preempted, in one step of a mixed batch.
     pub prompt_budget: usize,
     /// A grant ends when neither bytes nor the handoff came for this long.
@@ -232,7 +232,7 @@ impl DecodeConfig {
             max_waiting: MAX_WAITING as usize,
             growth_blocks: 4,
             grant_wait: Duration::from_secs(4),
-            offer_every: Duration::from_millis(500),
+            migration_request_interval: Duration::from_millis(500),
             prompt_budget: 64,
             grant_ttl: Duration::from_secs(60),
             max_leases: MAX_LEASES,

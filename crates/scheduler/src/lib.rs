@@ -51,8 +51,8 @@ pub use cost::{ClassCost, DecodeCost, OutputLength, PrefillCost, Residuals, Spee
 pub use decode::{DecodeCore, DecodeEffect};
 pub use hot_prefixes::{HotPrefix, HotPrefixes};
 pub use leader::{
-    Answer, Candidacy, Candidate, Decided, Desk, DeskEffect, Followers, Following, Grounds, LaterTerm, LeaderKey,
-    Leadership, LinkId, Look, Placed, StaleLeader, StaleTerm, Standing, StreamId, TermFence,
+    Answer, Candidacy, Candidate, Decided, DecisionReasons, Desk, DeskEffect, Eligibility, Followers, Following,
+    LaterTerm, LeaderKey, LeaderKeyState, Leadership, LinkId, Placed, StaleLeader, StaleTerm, StreamId, TermFence,
 };
 pub use lease::LeaseEffect;
 pub use ledger::NodeStart;
@@ -64,7 +64,7 @@ pub use placement::{
 pub use prefill::{FetchedBytes, PrefillCore, PrefillEffect, PushId, PushReport, PushSpan};
 pub use queue::{QueueItem, queue_order};
 pub use request::{
-    Assignment, Away, LedgerEntry, MigrationAssignment, OutputToken, RequestCore, RequestEffect, RequestError,
+    Assignment, Departure, LedgerEntry, MigrationAssignment, OutputToken, RequestCore, RequestEffect, RequestError,
     RequestEvent, RequestJob, RequestLimits, RequestNote,
 };
 pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence, StepSlice};

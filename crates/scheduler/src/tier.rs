@@ -54,30 +54,30 @@ pub trait TieredCore {
 }
 
 /// A core's books of its blocks.
-pub trait Books {
+pub trait BlockAccounts {
     /// The arena's, and those of writes to the tier.
-    fn books(&mut self) -> (&mut BlockPool, &mut Stores);
+    fn accounts(&mut self) -> (&mut BlockPool, &mut Stores);
     /// A block that was written is released: the next writes may begin, and a request may have
     /// room.
     fn after_store(&mut self, now: Instant);
 }
 
-impl<C: Books> TieredCore for C {
+impl<C: BlockAccounts> TieredCore for C {
     fn on_store_recovered(&mut self, blocks: impl IntoIterator<Item = (BlockHash, Option<BlockHash>)>) {
         for (hash, parent) in blocks {
-            self.books().0.stored_below(hash, parent);
+            self.accounts().0.stored_below(hash, parent);
         }
     }
 
     fn on_stored(&mut self, now: Instant, hash: BlockHash, stored: bool) {
-        let (pool, stores) = self.books();
+        let (pool, stores) = self.accounts();
         if stores.done(pool, hash, stored) {
             self.after_store(now);
         }
     }
 
     fn on_store_lost(&mut self, hash: BlockHash) {
-        self.books().0.removed_below(hash);
+        self.accounts().0.removed_below(hash);
     }
 }
 

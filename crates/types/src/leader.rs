@@ -231,7 +231,7 @@ pub enum ToLeader {
     /// It asks.
     Ask(Question),
     /// Something happened to an attempt.
-    Book(RequestKey, LedgerEntry),
+    LedgerUpdate(RequestKey, LedgerEntry),
 }
 
 /// What the leader tells a conductor that follows. `E` is how it explains what it decides.

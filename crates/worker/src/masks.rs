@@ -18,7 +18,7 @@ const KEPT_STEPS: u64 = 64;
 /// What a step wants of the thread.
 type StepMasks = (StepId, Vec<Wanted>);
 /// What the thread made.
-type Made = (StepId, RequestKey, Result<Mask, GrammarError>);
+type MaskResult = (StepId, RequestKey, Result<Mask, GrammarError>);
 
 /// The mask of one sequence.
 struct Wanted {
@@ -33,7 +33,7 @@ struct Wanted {
 /// Makes masks. Dropping it ends the thread.
 pub(crate) struct Masks {
     wanted: mpsc::SyncSender<StepMasks>,
-    made: mpsc::Receiver<Made>,
+    made: mpsc::Receiver<MaskResult>,
     step: StepId,
     ready: HashMap<RequestKey, Result<Mask, GrammarError>>,
 }
@@ -94,7 +94,7 @@ struct PendingOutput {
     used: StepId,
 }
 
-fn run(compiler: &GrammarCompiler, queue: &mpsc::Receiver<StepMasks>, made: &mpsc::Sender<Made>) {
+fn run(compiler: &GrammarCompiler, queue: &mpsc::Receiver<StepMasks>, made: &mpsc::Sender<MaskResult>) {
     let mut pending: HashMap<RequestKey, PendingOutput> = HashMap::new();
     while let Ok((step, wanted)) = queue.recv() {
         for wanted in wanted {

@@ -106,7 +106,8 @@ pub fn run<R: Role>(settings: Settings) -> anyhow::Result<()> {
 async fn serve<R: Role>(settings: Settings) -> anyhow::Result<()> {
     let telemetry =
         Telemetry::install(&[crate::METRICS, R::METRICS, baton_transfer_engine::METRICS]).context("metrics")?;
-    let around = Around { clock: Arc::new(SystemClock), telemetry: telemetry.clone(), engine: None, network: None };
+    let around =
+        NodeContext { clock: Arc::new(SystemClock), telemetry: telemetry.clone(), engine: None, network: None };
     let node = start::<R>(settings, around).await?;
     start_upkeep(telemetry, &node.tasks);
     // Who reads that it serves may end it at once.
@@ -117,7 +118,7 @@ async fn serve<R: Role>(settings: Settings) -> anyhow::Result<()> {
 }
 
 /// What a node takes from its process.
-pub(crate) struct Around {
+pub(crate) struct NodeContext {
     /// Where time comes from.
     pub clock: Arc<dyn Clock>,
     /// What the HTTP port renders.
@@ -175,8 +176,8 @@ struct Ports {
 }
 
 /// Starts a node: it is reachable, and registers, when this returns.
-pub(crate) async fn start<R: Role>(mut settings: Settings, around: Around) -> anyhow::Result<Serving> {
-    let Around { clock, telemetry, engine, network } = around;
+pub(crate) async fn start<R: Role>(mut settings: Settings, around: NodeContext) -> anyhow::Result<Serving> {
+    let NodeContext { clock, telemetry, engine, network } = around;
     let checked = Checked::of(&mut settings, R::ROLE)?;
     let tasks = TaskSet::new();
     let generation = new_generation();

@@ -28,7 +28,7 @@ use tonic::{Status, Streaming};
 
 use crate::config::Settings;
 use crate::mock::mock_options;
-use crate::node::{Around, Serving, start};
+use crate::node::{NodeContext, Serving, start};
 use crate::node_loop::Role;
 
 /// A test that waits for longer is stuck.
@@ -277,7 +277,7 @@ impl World {
     pub async fn start<R: Role>(&self, settings: Settings) -> TestNode {
         let hold = EngineHold::default();
         let engine = MockEngine::new(mock_options(&settings, R::ROLE, None)).expect("an engine");
-        let around = Around {
+        let around = NodeContext {
             clock: Arc::new(self.clock.clone()),
             telemetry: telemetry(),
             engine: Some(Box::new(HeldEngine { engine, hold: hold.clone() })),

@@ -29,7 +29,7 @@ impl From<&d::ToLeader> for w::FollowerMessage {
                 Message::Reselect(w::ReselectQuestion { key: Some((*key).into()), from: from.to_string() })
             }
             d::ToLeader::Ask(d::Question::Migrate(question)) => Message::Migrate(migration_question_to_wire(question)),
-            d::ToLeader::Book(key, entry) => Message::Update(booked_to_wire(*key, entry)),
+            d::ToLeader::LedgerUpdate(key, entry) => Message::Update(ledger_update_to_wire(*key, entry)),
         };
         Self { message: Some(message) }
     }
@@ -56,7 +56,7 @@ impl TryFrom<w::FollowerMessage> for d::ToLeader {
             Message::Migrate(question) => Self::Ask(d::Question::Migrate(migration_question(question)?)),
             Message::Update(entry) => {
                 let (key, entry) = ledger_update(entry)?;
-                Self::Book(key, entry)
+                Self::LedgerUpdate(key, entry)
             }
         })
     }
@@ -337,7 +337,7 @@ fn migration_question_to_wire(question: &d::MigrationQuestion) -> w::MigrationQu
     }
 }
 
-fn booked_to_wire(key: RequestKey, entry: &LedgerEntry) -> w::LedgerUpdate {
+fn ledger_update_to_wire(key: RequestKey, entry: &LedgerEntry) -> w::LedgerUpdate {
     let entry = match entry {
         LedgerEntry::Fetched { way, report } => {
             let (from, to) = way.as_ref().map(|(from, to)| (from.to_string(), to.to_string())).unwrap_or_default();
@@ -504,7 +504,7 @@ mod tests {
             LedgerEntry::Ended,
         ];
         for entry in entries {
-            let update = ToLeader::Book(request_key(), entry);
+            let update = ToLeader::LedgerUpdate(request_key(), entry);
             assert_eq!(ToLeader::try_from(w::FollowerMessage::from(&update)).unwrap(), update);
         }
         let start = |name: &str| d::NodeStart { node: node(name), generation: Generation(9) };

@@ -149,7 +149,7 @@ pub(crate) struct Grant {
     ranges: Vec<Range<u64>>,
     writer: Option<NodeStart>,
     expires: Instant,
-    batches: Mutex<Books>,
+    batches: Mutex<LandedBatches>,
 }
 
 /// What has arrived under a grant that has ended.
@@ -167,7 +167,7 @@ impl Arrived {
 
 /// What has landed under a grant.
 #[derive(Default)]
-struct Books {
+struct LandedBatches {
     batches: HashMap<BatchKey, Progress>,
     /// Parts that have landed of batches that are not complete.
     open_parts: usize,
@@ -241,7 +241,7 @@ impl Grant {
             let message = format!("a batch has at most {MAX_PARTS} parts, all under a grant {MAX_OPEN_PARTS} at once");
             return Err(Refusal::new(Reason::TooManyBatches, message));
         }
-        let Books { batches, open_parts } = &mut *books;
+        let LandedBatches { batches, open_parts } = &mut *books;
         if !batches.contains_key(key) && batches.len() >= MAX_BATCHES {
             return Err(Refusal::new(Reason::TooManyBatches, format!("grant {} has had {MAX_BATCHES}", self.id.0)));
         }
@@ -337,7 +337,7 @@ impl Grant {
         covers(&self.ranges, span.offset, span.len.into())
     }
 
-    fn batches(&self) -> MutexGuard<'_, Books> {
+    fn batches(&self) -> MutexGuard<'_, LandedBatches> {
         self.batches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

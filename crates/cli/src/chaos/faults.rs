@@ -76,7 +76,7 @@ impl FaultKind {
 }
 
 /// A node that is not to be counted on.
-struct Hurt {
+struct FaultyNode {
     kind: FaultKind,
     process: Process,
     /// The start of the node that was hurt.
@@ -89,7 +89,7 @@ struct Hurt {
     parted: Vec<Ipv4Addr>,
 }
 
-impl Hurt {
+impl FaultyNode {
     /// Ends what does not end by itself. A drained node is undrained by the conductor.
     fn end(&self) {
         if self.kind == FaultKind::Pause {
@@ -111,7 +111,7 @@ pub struct Faults {
     kinds: Vec<FaultKind>,
     /// Longest that a node is stopped, cut off or slow, seconds.
     longest: f64,
-    hurt: BTreeMap<String, Hurt>,
+    hurt: BTreeMap<String, FaultyNode>,
     /// Kinds of the faults so far, and roles of the nodes.
     done: Vec<(FaultKind, String)>,
 }
@@ -211,7 +211,7 @@ impl Faults {
         let how = until.map_or_else(String::new, |time| format!(" for {:.1} s", time.as_secs_f64()));
         let generation = info.generation.clone();
         let until = until.map(|time| baton_runtime::now() + time);
-        self.hurt.insert(info.name.clone(), Hurt { kind, process, generation, until, cable, parted });
+        self.hurt.insert(info.name.clone(), FaultyNode { kind, process, generation, until, cable, parted });
         self.done.push((kind, info.role.clone()));
         let work = load.running.saturating_add(load.waiting);
         Ok(Some(format!("{} {}{others}{how}, with {work} requests", kind.as_str(), info.name)))
@@ -288,7 +288,7 @@ async fn any(conductors: &[Conductor], does: impl AsyncFn(&Conductor) -> bool) -
 impl Drop for Faults {
     /// No node stays stopped or cut off.
     fn drop(&mut self) {
-        self.hurt.values().filter(|hurt| hurt.until.is_some()).for_each(Hurt::end);
+        self.hurt.values().filter(|hurt| hurt.until.is_some()).for_each(FaultyNode::end);
     }
 }
 
@@ -351,7 +351,7 @@ mod tests {
         assert_eq!(process, None);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let process = Process::listening(&listener.local_addr().unwrap().to_string()).unwrap();
-        let hurt = Hurt {
+        let hurt = FaultyNode {
             kind: FaultKind::Kill,
             process,
             generation: "1".into(),

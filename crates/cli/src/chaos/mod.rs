@@ -49,7 +49,7 @@ pub async fn run(args: &ChaosArgs, address: &str, json: bool) -> Result<(), CliE
     check_here(&nodes(&conductor).await?, &args.faults)?;
     let began = baton_runtime::now();
     let mut waiting = Waiting::new("asking each request without faults", json);
-    let streams = Streams::in_peace(&conductor, args.requests, args.seed, args.max_tokens).await?;
+    let streams = Streams::baseline(&conductor, args.requests, args.seed, args.max_tokens).await?;
     waiting.clear();
     say(json, &format!("{} requests without faults took {:.1} s", args.requests, began.elapsed().as_secs_f64()))?;
 

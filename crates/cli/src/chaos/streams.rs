@@ -32,7 +32,7 @@ const FELT_WITHIN: Duration = Duration::from_millis(250);
 
 /// What a request gave: tokens and the bits of their log-probabilities.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct ObservedOutput {
     tokens: Vec<u32>,
     logprobs: Vec<u32>,
     finish: String,
@@ -81,8 +81,8 @@ impl Ends {
 /// What the streams share.
 pub struct Streams {
     requests: Vec<v1::GenerateRequest>,
-    expected: Vec<Said>,
-    faults: Mutex<Felt>,
+    expected: Vec<ObservedOutput>,
+    faults: Mutex<FaultGaps>,
     /// Of this run's keys.
     run: u64,
     pub stop: AtomicBool,
@@ -90,9 +90,9 @@ pub struct Streams {
 
 /// When faults were, and the longest gap that each made.
 #[derive(Debug, Default)]
-pub struct Felt(Vec<(Instant, Duration)>);
+pub struct FaultGaps(Vec<(Instant, Duration)>);
 
-impl Felt {
+impl FaultGaps {
     pub fn on_fault(&mut self, now: Instant) {
         self.0.push((now, Duration::ZERO));
     }
@@ -133,7 +133,7 @@ fn request(n: u64, seed: u64, max_tokens: u32) -> v1::GenerateRequest {
 
 impl Streams {
     /// Asks each of `count` requests once, in peace: what it says then it has to say always.
-    pub async fn in_peace(conductor: &Conductor, count: u64, seed: u64, max_tokens: u32) -> Result<Self, CliError> {
+    pub async fn baseline(conductor: &Conductor, count: u64, seed: u64, max_tokens: u32) -> Result<Self, CliError> {
         let requests: Vec<_> = (0..count).map(|n| request(n, seed, max_tokens)).collect();
         let ask_one = async |request: &v1::GenerateRequest| {
             let mut answer = ChaosRequest::new(HUNG);
@@ -188,7 +188,7 @@ impl Streams {
         ends
     }
 
-    pub fn faults(&self) -> MutexGuard<'_, Felt> {
+    pub fn faults(&self) -> MutexGuard<'_, FaultGaps> {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -290,7 +290,7 @@ impl Failed {
 
 /// A request on its way, however often it was asked for.
 struct ChaosRequest {
-    said: Said,
+    said: ObservedOutput,
     /// When its client got a token that it did not have.
     last: Option<Instant>,
     /// Most tokens that it had.
@@ -306,7 +306,7 @@ struct ChaosRequest {
 
 impl ChaosRequest {
     fn new(patience: Duration) -> Self {
-        let said = Said::default();
+        let said = ObservedOutput::default();
         let ids = Vec::new();
         Self { said, last: None, had: 0, patience, ids, is_attached: false, cached_tokens: 0 }
     }
@@ -319,7 +319,7 @@ impl ChaosRequest {
         begin_patience: Duration,
         mut on_gap: impl FnMut(Instant, Instant),
     ) -> Result<(), Failed> {
-        self.said = Said::default();
+        self.said = ObservedOutput::default();
         self.is_attached = false;
         self.cached_tokens = 0;
         let mut id = String::new();
@@ -398,7 +398,7 @@ mod tests {
     fn stream_gap_is_attributed_to_the_fault_before_it() {
         let began = baton_runtime::now();
         let at = |ms| began + Duration::from_millis(ms);
-        let mut felt = Felt::default();
+        let mut felt = FaultGaps::default();
         felt.on_gap(at(0), at(90));
         felt.on_fault(at(100));
         felt.on_gap(at(99), at(1000));

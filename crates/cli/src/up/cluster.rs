@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use super::console::{Console, RoleLog};
 use super::lines::Ready;
 use super::plan::{Plan, Role, Spec, reachable};
-use super::supervisor::{Backoff, Event, Order, Supervisor, What};
+use super::supervisor::{Backoff, Event, Order, ProcessEvent, Supervisor};
 use crate::client::Conductor;
 use crate::error::CliError;
 use crate::screen::{Paint, line};
@@ -132,7 +132,7 @@ impl Cluster {
     /// Takes one event. That a role ends is an error.
     async fn next_before_ready(&mut self) -> Result<(), CliError> {
         let Some(event) = self.events.recv().await else { return Ok(()) };
-        if let What::Died { reason, is_refusal, last_lines, .. } = &event.what {
+        if let ProcessEvent::Died { reason, is_refusal, last_lines, .. } = &event.what {
             self.console.done(&event.name);
             // After the error, clap says how to get help.
             let error = last_lines.iter().rev().find(|line| line.starts_with("error: "));
@@ -166,7 +166,7 @@ impl Cluster {
     /// Reports what happens, for ever.
     pub async fn watch(&mut self) -> Result<(), CliError> {
         while let Some(event) = self.events.recv().await {
-            let changed = matches!(event.what, What::Ready(_));
+            let changed = matches!(event.what, ProcessEvent::Ready(_));
             self.note(event);
             if changed && self.members.iter().all(|member| member.ready.is_some()) {
                 self.write_ready_file()?;
@@ -195,7 +195,7 @@ impl Cluster {
         while self.members.iter().any(|member| of(member.role) && !member.ended) {
             tokio::select! {
                 Some(event) = self.events.recv() => {
-                    if let What::Ended(Some(problem)) = &event.what {
+                    if let ProcessEvent::Ended(Some(problem)) = &event.what {
                         stopping.problems.push(format!("{} {problem}", event.name));
                     }
                     self.note(event);
@@ -232,7 +232,7 @@ impl Cluster {
         let console = self.console.clone();
         let member = &mut self.members[index];
         match event.what {
-            What::Started(pid) => {
+            ProcessEvent::Started(pid) => {
                 member.pid = pid;
                 if let Some(etcd) = self.plan.etcd.as_ref().filter(|_| member.role == Role::Etcd) {
                     let ready = Ready { role: "etcd".to_owned(), grpc: etcd.address.clone(), ..Ready::default() };
@@ -241,15 +241,15 @@ impl Cluster {
                     self.tasks.spawn_request("etcd", ready_once_it_answers(member.name.clone(), ready, orders, events));
                 }
             }
-            What::Progress(done, what) => console.waiting(&member.name, Some(done), &what),
-            What::Ready(ready) => {
+            ProcessEvent::Progress(done, what) => console.waiting(&member.name, Some(done), &what),
+            ProcessEvent::Ready(ready) => {
                 member.ready = Some(ready);
                 console.done(&member.name);
                 if std::mem::replace(&mut member.was_ready, true) {
                     console.say(&console.paint.green(&format!("{} is up again (pid {})", member.name, member.pid)));
                 }
             }
-            What::Died { reason, last_lines, restart_in, .. } => {
+            ProcessEvent::Died { reason, last_lines, restart_in, .. } => {
                 member.ready = None;
                 console.done(&member.name);
                 let text =
@@ -259,7 +259,7 @@ impl Cluster {
                     console.say(&console.paint.dim(&format!("  {said}")));
                 }
             }
-            What::Ended(_) => {
+            ProcessEvent::Ended(_) => {
                 member.ended = true;
                 console.done(&member.name);
             }
@@ -371,7 +371,7 @@ async fn ready_once_it_answers(
     };
     if answers {
         // The receiver is gone only when this process is on its way out.
-        let _ = events.send(Event { name, what: What::Ready(ready) }).await;
+        let _ = events.send(Event { name, what: ProcessEvent::Ready(ready) }).await;
     }
 }
 

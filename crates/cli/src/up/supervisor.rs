@@ -32,7 +32,7 @@ pub enum Order {
 
 /// What happened to a supervised process.
 #[derive(Debug)]
-pub enum What {
+pub enum ProcessEvent {
     /// It was started.
     Started(u32),
     /// How far it is, and with what.
@@ -60,7 +60,7 @@ pub struct Event {
     /// The process.
     pub name: String,
     /// What happened.
-    pub what: What,
+    pub what: ProcessEvent,
 }
 
 /// How long to wait before a process is started again.
@@ -116,7 +116,7 @@ impl Supervisor {
             let started = SystemClock.now();
             let outcome = self.run_once().await;
             if self.order() > Order::Run {
-                return self.send(What::Ended(outcome.problem())).await;
+                return self.send(ProcessEvent::Ended(outcome.problem())).await;
             }
             if SystemClock.now() - started >= self.backoff.healthy_after {
                 failures = 0;
@@ -125,10 +125,10 @@ impl Supervisor {
             failures += 1;
             let reason = outcome.reason();
             let is_refusal = outcome.is_refusal();
-            self.send(What::Died { reason, is_refusal, last_lines: self.log.take_tail(), restart_in }).await;
+            self.send(ProcessEvent::Died { reason, is_refusal, last_lines: self.log.take_tail(), restart_in }).await;
             let stopped = async { self.orders.wait_for(|order| *order > Order::Run).await.is_ok() };
             if tokio::time::timeout(restart_in, stopped).await.is_ok() {
-                return self.send(What::Ended(None)).await;
+                return self.send(ProcessEvent::Ended(None)).await;
             }
         }
     }
@@ -140,7 +140,7 @@ impl Supervisor {
             Err(error) => return Outcome::NotStarted(format!("{}: {error}", self.spec.program.display())),
         };
         let pid = child.id().unwrap_or_default();
-        self.send(What::Started(pid)).await;
+        self.send(ProcessEvent::Started(pid)).await;
         let (found, mut ready) = mpsc::channel(1);
         let reading = self.read(&mut child, found);
         let mut reading = std::pin::pin!(reading);
@@ -188,9 +188,9 @@ impl Supervisor {
                         Line::Ready(ready) => {
                             // Full if it says READY twice; the first one counts.
                             let _ = found.try_send(ready.clone());
-                            What::Ready(ready)
+                            ProcessEvent::Ready(ready)
                         }
-                        Line::Progress(done, what) => What::Progress(done, what),
+                        Line::Progress(done, what) => ProcessEvent::Progress(done, what),
                         Line::Other => {
                             log.line(text);
                             continue;
@@ -207,7 +207,7 @@ impl Supervisor {
         *self.orders.borrow()
     }
 
-    async fn send(&self, what: What) {
+    async fn send(&self, what: ProcessEvent) {
         // The receiver is gone only when this process is on its way out.
         let _ = self.events.send(Event { name: self.spec.name.clone(), what }).await;
     }

@@ -34,11 +34,11 @@ impl Fixture {
         Self { folder, tasks, events, orders }
     }
 
-    async fn next(&mut self) -> What {
+    async fn next(&mut self) -> ProcessEvent {
         tokio::time::timeout(SOON, self.events.recv()).await.expect("an event comes").expect("it is supervised").what
     }
 
-    async fn until<T>(&mut self, mut wanted: impl FnMut(What) -> Option<T>) -> T {
+    async fn until<T>(&mut self, mut wanted: impl FnMut(ProcessEvent) -> Option<T>) -> T {
         loop {
             if let Some(found) = wanted(self.next().await) {
                 return found;
@@ -47,12 +47,13 @@ impl Fixture {
     }
 
     async fn started(&mut self) -> u32 {
-        self.until(|what| if let What::Started(pid) = what { Some(pid) } else { None }).await
+        self.until(|what| if let ProcessEvent::Started(pid) = what { Some(pid) } else { None }).await
     }
 
     async fn stop(&mut self, order: Order) -> Option<String> {
         self.orders.send(order).unwrap();
-        let problem = self.until(|what| if let What::Ended(problem) = what { Some(problem) } else { None }).await;
+        let problem =
+            self.until(|what| if let ProcessEvent::Ended(problem) = what { Some(problem) } else { None }).await;
         assert_eq!(self.tasks.join(SOON).await, Ok(()));
         problem
     }
@@ -64,9 +65,9 @@ const READY: &str = r#"echo 'READY {"role":"x","grpc":"real:1","http":"real:2"}'
 async fn progress_and_ready_lines_are_reported_and_others_logged() {
     let script = format!("echo PROGRESS 0.5 half; echo hello; echo oops >&2; {READY}; exec sleep 100");
     let mut it = Fixture::new(Role::Prefill, &script);
-    assert!(matches!(it.next().await, What::Started(_)));
-    assert!(matches!(it.next().await, What::Progress(done, what) if done == 0.5 && what == "half"));
-    assert!(matches!(it.next().await, What::Ready(ready) if ready.grpc == "real:1"));
+    assert!(matches!(it.next().await, ProcessEvent::Started(_)));
+    assert!(matches!(it.next().await, ProcessEvent::Progress(done, what) if done == 0.5 && what == "half"));
+    assert!(matches!(it.next().await, ProcessEvent::Ready(ready) if ready.grpc == "real:1"));
     assert_eq!(it.stop(Order::Stop).await, None, "SIGTERM is how it was asked to end");
     let log = std::fs::read_to_string(it.folder.path().join("it.log")).unwrap();
     assert!(log.contains("hello\n") && log.contains("oops\n") && !log.contains("PROGRESS"), "{log}");
@@ -79,7 +80,7 @@ async fn process_that_dies_is_restarted_with_growing_delay() {
     for _ in 0..4 {
         let (reason, lines, delay) = it
             .until(|what| match what {
-                What::Died { reason, last_lines, restart_in, .. } => Some((reason, last_lines, restart_in)),
+                ProcessEvent::Died { reason, last_lines, restart_in, .. } => Some((reason, last_lines, restart_in)),
                 _ => None,
             })
             .await;
@@ -96,7 +97,7 @@ async fn killed_process_is_reported_with_its_signal() {
     let mut it = Fixture::new(Role::Prefill, "exec sleep 100");
     let pid = it.started().await;
     process::send(pid, libc::SIGKILL);
-    let reason = it.until(|what| if let What::Died { reason, .. } = what { Some(reason) } else { None }).await;
+    let reason = it.until(|what| if let ProcessEvent::Died { reason, .. } = what { Some(reason) } else { None }).await;
     assert_eq!(reason, "ended with signal 9 (SIGKILL)");
     assert_ne!(it.started().await, pid);
     assert_eq!(it.stop(Order::Stop).await, None);
@@ -107,7 +108,7 @@ async fn restarted_conductor_listens_at_its_earlier_address() {
     let script =
         format!(r#"echo "$@" >> args; {READY}; [ -e again ] && exec sleep 100; touch again; sleep 0.2; exit 1"#);
     let mut it = Fixture::new(Role::Conductor, &script);
-    let is_ready = |what| if let What::Ready(ready) = what { Some(ready) } else { None };
+    let is_ready = |what| if let ProcessEvent::Ready(ready) = what { Some(ready) } else { None };
     it.until(is_ready).await;
     it.until(is_ready).await;
     let args = std::fs::read_to_string(it.folder.path().join("args")).unwrap();
@@ -119,7 +120,7 @@ async fn restarted_conductor_listens_at_its_earlier_address() {
 async fn process_that_ignores_sigterm_is_killed() {
     let mut it =
         Fixture::new(Role::Decode, &format!("trap 'echo term >> asked' TERM; {READY}; while :; do sleep 0.02; done"));
-    it.until(|what| if let What::Ready(_) = what { Some(()) } else { None }).await;
+    it.until(|what| if let ProcessEvent::Ready(_) = what { Some(()) } else { None }).await;
     let asked = it.folder.path().join("asked");
     for (order, times) in [(Order::Stop, 1), (Order::Hurry, 2)] {
         it.orders.send(order).unwrap();
@@ -146,11 +147,13 @@ async fn binary_that_cannot_be_started_is_reported() {
     let log = RoleLog::new("it", Some(folder.path()), Console::new()).unwrap();
     let tasks = TaskSet::new();
     let orders = Supervisor::start(spec, FAST, log, sender, &tasks);
-    let Some(Event { what: What::Died { reason, .. }, .. }) = events.recv().await else { panic!("it cannot start") };
+    let Some(Event { what: ProcessEvent::Died { reason, .. }, .. }) = events.recv().await else {
+        panic!("it cannot start")
+    };
     assert!(reason.contains("/no/binary") && reason.contains("No such file"), "{reason}");
     orders.send(Order::Stop).unwrap();
     while let Some(event) = events.recv().await {
-        if matches!(event.what, What::Ended(_)) {
+        if matches!(event.what, ProcessEvent::Ended(_)) {
             break;
         }
     }

@@ -24,7 +24,7 @@ fn head(message: &d::ToLeader) -> String {
             format!("{conductor}, {latest_term}, {} attempts", attempts.len())
         }
         d::ToLeader::Ask(question) => format!("{:?}", question.key()),
-        d::ToLeader::Book(key, entry) => format!("{key:?} {}", entry.name()),
+        d::ToLeader::LedgerUpdate(key, entry) => format!("{key:?} {}", entry.name()),
     }
 }
 

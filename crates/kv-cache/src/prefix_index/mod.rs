@@ -31,7 +31,7 @@ pub struct NodeSlot(pub u16);
 
 /// A node's stay in its slot, which another one may have after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stay {
+struct Occupancy {
     slot: NodeSlot,
     number: u64,
 }
@@ -40,7 +40,7 @@ struct Stay {
 struct Slot {
     node: NodeId,
     generation: Generation,
-    stay: Stay,
+    stay: Occupancy,
     next: Next,
     /// Blocks of this node in the index.
     entries: usize,
@@ -100,9 +100,9 @@ struct Inner {
     by_name: HashMap<NodeId, NodeSlot>,
     stays: u64,
     /// Stays whose blocks are being taken out, once for each time: what is left does not count.
-    clearing: Vec<Stay>,
+    clearing: Vec<Occupancy>,
     /// Nodes that left and whose blocks are still to be taken out.
-    leaving: Vec<Stay>,
+    leaving: Vec<Occupancy>,
 }
 
 impl PrefixIndex {
@@ -256,7 +256,7 @@ impl PrefixIndex {
     }
 
     /// Many changes, a few at a time: lookups go on between.
-    fn change_all(&self, stay: Stay, events: &[KvEvent], next: Next) {
+    fn change_all(&self, stay: Occupancy, events: &[KvEvent], next: Next) {
         let mut rest = events;
         while !rest.is_empty() {
             let (changes, cleared) = first_changes(rest);
@@ -311,14 +311,14 @@ impl PrefixIndex {
 
     /// Takes everything out that a node has. Takes time in the size of the index: nodes clear
     /// rarely.
-    fn clear(&self, stay: Stay, next: Next) {
+    fn clear(&self, stay: Occupancy, next: Next) {
         if self.write().begin_clear(stay, next) {
             self.clear_shards(stay);
             self.write().end_clear(stay);
         }
     }
 
-    fn clear_shards(&self, stay: Stay) {
+    fn clear_shards(&self, stay: Occupancy) {
         (0..SHARDS).for_each(|shard| self.write().clear_shard(stay, shard));
     }
 }
@@ -335,7 +335,7 @@ fn first_changes(events: &[KvEvent]) -> (&[KvEvent], bool) {
 
 impl Inner {
     /// A node's stay, and what it is to send next, if it is known in this generation.
-    fn expects(&self, node: &NodeId, generation: Generation) -> Option<(Stay, Next)> {
+    fn expects(&self, node: &NodeId, generation: Generation) -> Option<(Occupancy, Next)> {
         let slot = self.known(node).filter(|slot| slot.generation == generation)?;
         Some((slot.stay, slot.next))
     }
@@ -345,7 +345,7 @@ impl Inner {
     }
 
     /// The slot, while the same node has it.
-    fn slot_mut(&mut self, stay: Stay) -> Option<&mut Slot> {
+    fn slot_mut(&mut self, stay: Occupancy) -> Option<&mut Slot> {
         self.slots[usize::from(stay.slot.0)].as_mut().filter(|slot| slot.stay == stay)
     }
 
@@ -357,7 +357,7 @@ impl Inner {
             self.slots.push(None);
         }
         self.stays += 1;
-        let stay = Stay { slot, number: self.stays };
+        let stay = Occupancy { slot, number: self.stays };
         let node = node.clone();
         self.by_name.insert(node.clone(), slot);
         self.slots[index] = Some(Slot { node, generation, stay, next, entries: 0 });
@@ -373,13 +373,13 @@ impl Inner {
     }
 
     /// The slot of a node that left has no blocks any more.
-    fn free(&mut self, stay: Stay) {
+    fn free(&mut self, stay: Occupancy) {
         self.slots[usize::from(stay.slot.0)].take_if(|slot| slot.stay == stay);
         self.clearing.retain(|clearing| *clearing != stay);
     }
 
     /// Whether there is something to take out.
-    fn begin_clear(&mut self, stay: Stay, next: Next) -> bool {
+    fn begin_clear(&mut self, stay: Occupancy, next: Next) -> bool {
         let Some(slot) = self.slot_mut(stay) else { return false };
         slot.next = next;
         if slot.entries == 0 {
@@ -389,13 +389,13 @@ impl Inner {
         true
     }
 
-    fn end_clear(&mut self, stay: Stay) {
+    fn end_clear(&mut self, stay: Occupancy) {
         if let Some(at) = self.clearing.iter().position(|clearing| *clearing == stay) {
             self.clearing.swap_remove(at);
         }
     }
 
-    fn clear_shard(&mut self, stay: Stay, shard: usize) {
+    fn clear_shard(&mut self, stay: Occupancy, shard: usize) {
         // If the node left in the meantime, another one may have its slot.
         let slot = self.slots[usize::from(stay.slot.0)].as_mut();
         let Some(slot) = slot.filter(|slot| slot.stay == stay && slot.entries > 0) else { return };
@@ -410,7 +410,7 @@ impl Inner {
     }
 
     /// Makes changes, of which none is [`KvEvent::Cleared`].
-    fn change(&mut self, stay: Stay, events: &[KvEvent], max_entries: usize) {
+    fn change(&mut self, stay: Occupancy, events: &[KvEvent], max_entries: usize) {
         // The node left while its events were told: what came now would stay behind its shards'
         // clearing, for the next node in its slot.
         if self.clearing.contains(&stay) {

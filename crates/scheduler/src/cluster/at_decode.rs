@@ -61,7 +61,7 @@ pub(super) struct Batch {
 
 /// A step of a batch that a part of a prompt joins.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct StepBeside {
+pub(super) struct JoinedStep {
     /// Seconds of the batch's share.
     pub step: f64,
     /// Whether a stream of the node would miss its objective by it.
@@ -88,7 +88,7 @@ impl Predictor {
         let chunks = (request.prompt_tokens - matched_tokens).div_ceil(chunk).max(1);
         let alone = self.prompt_seconds(node, request.prompt_tokens, matched_tokens);
         let batch = Batch { sequences: charges.sequences() as f64, kv_tokens: charges.kv_tokens as f64 };
-        let StepBeside { step, breaks } = self.step_beside(node, batch, alone / f64::from(chunks));
+        let JoinedStep { step, breaks } = self.step_beside(node, batch, alone / f64::from(chunks));
         // No step there is shorter than one of a single sequence: it reads all weights.
         let shortest = f64::from(chunks) * self.step_seconds(node, 1.0, f64::from(matched_tokens));
         let compute = alone + f64::from(chunks) * step;
@@ -104,14 +104,14 @@ impl Predictor {
     }
 
     /// A step of the batch that takes so many `seconds` more for a part of a prompt.
-    pub(super) fn step_beside(&self, node: &ClusterNode, batch: Batch, seconds: f64) -> StepBeside {
+    pub(super) fn step_beside(&self, node: &ClusterNode, batch: Batch, seconds: f64) -> JoinedStep {
         let Batch { sequences, kv_tokens } = batch;
         if sequences <= 0.0 {
-            return StepBeside { step: 0.0, breaks: node.charges.has_tbt_limit_below(seconds) };
+            return JoinedStep { step: 0.0, breaks: node.charges.has_tbt_limit_below(seconds) };
         }
         let with_part = self.high_step_seconds(node, sequences, kv_tokens) + seconds;
         let breaks = node.charges.has_tbt_limit_below(with_part) || with_part > UNDISTURBED;
-        StepBeside { step: self.step_seconds(node, sequences, kv_tokens), breaks }
+        JoinedStep { step: self.step_seconds(node, sequences, kv_tokens), breaks }
     }
 }
 
@@ -185,7 +185,7 @@ impl Cluster {
             prefill_index: None,
             decode_index: Some(index).filter(|_| sized.request.wants_decode),
             prefill: candidate.node.clone(),
-            held_tokens: plan.matched_tokens,
+            locally_cached_tokens: plan.matched_tokens,
             plan,
             terms: self.terms(sized.request, plan.compute),
             broken: 0,

@@ -4,12 +4,12 @@
 //! node that was charged.
 
 mod at_decode;
-mod books;
 mod candidates;
 mod config;
 mod declare;
 mod explain;
 mod holders;
+mod ledger;
 mod migration;
 mod node;
 mod node_forecast;
@@ -29,7 +29,7 @@ use baton_types::{Generation, KvEvent, Load, NodeId, NodeInfo, NodeRole, Request
 
 use crate::ledger::NodeStart;
 
-use books::{Ledger, Ttfts};
+use ledger::{Ledger, Ttfts};
 use predictor::Predictor;
 use table::NodeTable;
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use baton_types::{NodeId, QueueOrdering};
 
-use super::at_decode::{Batch, StepBeside, chunk_beside_batch};
+use super::at_decode::{Batch, JoinedStep, chunk_beside_batch};
 use super::candidates::SizedRequest;
 use super::predictor::Predictor;
 use super::{Cluster, ClusterNode};
@@ -146,7 +146,7 @@ impl Predictor {
         let alone = self.one_chunk_seconds(to, tokens, head_end);
         let layers = to.info().layout.num_layers.max(1);
         let slices = f64::from(layers.div_ceil(slice_layers(chunk_beside_batch(to), layers, partial_prefill_tokens)));
-        let StepBeside { step, breaks } = self.step_beside(to, busy.batch, alone / slices);
+        let JoinedStep { step, breaks } = self.step_beside(to, busy.batch, alone / slices);
         if breaks {
             return None;
         }

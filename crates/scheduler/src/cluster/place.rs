@@ -40,7 +40,7 @@ pub(super) struct Chosen {
     pub(super) decode_index: Option<usize>,
     pub(super) prefill: NodeId,
     /// Tokens of the prompt that the prefill node holds.
-    pub(super) held_tokens: u32,
+    pub(super) locally_cached_tokens: u32,
     pub(super) plan: PrefillPlan,
     pub(super) terms: QueueOrdering,
     /// Prompts that were admitted and would miss their objective because of it.
@@ -310,7 +310,7 @@ impl Cluster {
             prefill_index: Some(choice.prefill),
             decode_index: choice.decode,
             prefill: candidate.node.clone(),
-            held_tokens: candidate.local.matched_tokens,
+            locally_cached_tokens: candidate.local.matched_tokens,
             plan,
             terms,
             broken,
@@ -394,7 +394,7 @@ impl Cluster {
     pub(super) fn fetch_of(&self, now: Instant, chosen: &Chosen, matches: &Matches) -> Option<PrefixFetch> {
         let reader = self.nodes.get(&chosen.prefill).filter(|_| chosen.fetches)?;
         let layout = &reader.info().layout;
-        let held = chosen.held_tokens;
+        let held = chosen.locally_cached_tokens;
         let (from, _) = self.holder_for(now, matches, reader, held / layout.block_tokens)?;
         let tokens = chosen.plan.matched_tokens;
         let blocks = u64::from((tokens - held) / layout.block_tokens);

@@ -38,7 +38,7 @@ impl Cluster {
     }
 
     /// Something happened to an attempt.
-    pub fn book(&mut self, now: Instant, key: RequestKey, entry: &LedgerEntry) {
+    pub fn update_ledger(&mut self, now: Instant, key: RequestKey, entry: &LedgerEntry) {
         match entry {
             LedgerEntry::Fetched { way, report } => {
                 self.on_fetch_done(key);

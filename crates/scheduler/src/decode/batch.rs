@@ -184,7 +184,7 @@ impl DecodeCore {
             self.run_batch(now);
         }
         self.answer_asked(now);
-        self.offer_due(now);
+        self.send_due_migration_requests(now);
     }
 
     /// Sequences join while there are places, the oldest first. Those that have their blocks need

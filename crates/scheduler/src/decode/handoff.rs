@@ -18,7 +18,7 @@ impl DecodeCore {
     /// that is told twice is accepted twice and counts once.
     pub fn on_handoff(&mut self, now: Instant, handoff: Handoff) {
         let key = handoff.key;
-        let result = self.take_over(now, handoff);
+        let result = self.accept(now, handoff);
         self.effects.push_back(DecodeEffect::HandoffReply { key, result });
         self.admit_if_complete(now, key);
         if self.partial_prefills.contains(&key) {
@@ -26,7 +26,7 @@ impl DecodeCore {
         }
     }
 
-    fn take_over(&mut self, now: Instant, handoff: Handoff) -> Result<(), Refused> {
+    fn accept(&mut self, now: Instant, handoff: Handoff) -> Result<(), Refused> {
         let key = handoff.key;
         let Entry::Occupied(entry) = self.granted.entry(key) else { return self.check_again(&handoff) };
         check_grant(&handoff, Some(entry.get().grant.id))?;
@@ -129,7 +129,7 @@ impl Granted {
             phase: Phase::Receiving,
             queued_since: handoff.first_token.map(|_| now),
             queue: None,
-            last_offer: None,
+            last_migration_request: None,
             last_progress: self.since,
         }
     }

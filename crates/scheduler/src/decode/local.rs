@@ -64,7 +64,7 @@ impl DecodeCore {
             phase: Phase::Preempted,
             queued_since: None,
             queue: None,
-            last_offer: None,
+            last_migration_request: None,
             last_progress: now,
         })
     }

@@ -36,7 +36,7 @@ impl Sequence {
     /// Whether another decode node may take it: there is an output to go on with, and the next
     /// tokens would be the same there. If the prompt is of another KV compatibility class they
     /// might not be, and some may come from both nodes.
-    fn is_offered(&self, draining: bool) -> bool {
+    fn wants_migration(&self, draining: bool) -> bool {
         let waits = self.phase == Phase::Preempted || draining && self.has_blocks();
         // What migrated here has an output, whether or not a token was drawn since.
         let has_migrated = matches!(self.origin, Origin::Migrated);
@@ -46,13 +46,16 @@ impl Sequence {
 
 impl DecodeCore {
     /// Offers what wants room, and was not offered lately.
-    pub(super) fn offer_due(&mut self, now: Instant) {
-        self.next_offer = None;
+    pub(super) fn send_due_migration_requests(&mut self, now: Instant) {
+        self.next_migration_request = None;
         if self.waiting.is_empty() && !self.draining {
             return;
         }
-        for (&key, sequence) in self.sequences.iter_mut().filter(|(_, sequence)| sequence.is_offered(self.draining)) {
-            let last = sequence.last_offer.filter(|last| now < *last + self.config.offer_every);
+        for (&key, sequence) in
+            self.sequences.iter_mut().filter(|(_, sequence)| sequence.wants_migration(self.draining))
+        {
+            let last =
+                sequence.last_migration_request.filter(|last| now < *last + self.config.migration_request_interval);
             if last.is_none() {
                 let output_tokens = (sequence.tokens.len() - sequence.lengths.prompt_tokens) as u32;
                 self.effects.push_back(DecodeEffect::RequestMigration {
@@ -61,9 +64,9 @@ impl DecodeCore {
                     output_tokens,
                 });
             }
-            let last = *sequence.last_offer.insert(last.unwrap_or(now));
-            let due = last + self.config.offer_every;
-            self.next_offer = Some(self.next_offer.map_or(due, |next| next.min(due)));
+            let last = *sequence.last_migration_request.insert(last.unwrap_or(now));
+            let due = last + self.config.migration_request_interval;
+            self.next_migration_request = Some(self.next_migration_request.map_or(due, |next| next.min(due)));
         }
     }
 

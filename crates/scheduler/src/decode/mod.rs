@@ -87,7 +87,7 @@ pub struct DecodeCore {
     next_turn: u64,
     preemptions: u64,
     /// When a sequence that waits for room is offered next.
-    next_offer: Option<Instant>,
+    next_migration_request: Option<Instant>,
     /// Whether a sequence that is here waits for blocks: then no other request gets any.
     lacks_room: bool,
     prefix_queries: u64,
@@ -133,7 +133,7 @@ impl DecodeCore {
             next_grant: 0,
             next_turn: 0,
             preemptions: 0,
-            next_offer: None,
+            next_migration_request: None,
             lacks_room: false,
             prefix_queries: 0,
             prefix_hits: 0,
@@ -151,7 +151,13 @@ impl DecodeCore {
     /// When [`Self::on_wakeup`] is due.
     pub fn next_wakeup(&self) -> Option<Instant> {
         let waiting = self.waiting_grants.iter().map(|waiting| waiting.until).min();
-        self.deadlines.next().into_iter().chain(self.leases.next_expiry()).chain(waiting).chain(self.next_offer).min()
+        self.deadlines
+            .next()
+            .into_iter()
+            .chain(self.leases.next_expiry())
+            .chain(waiting)
+            .chain(self.next_migration_request)
+            .min()
     }
 
     /// What the node is doing now.
@@ -251,14 +257,14 @@ impl DecodeCore {
         self.draining = true;
         self.stores.stop();
         self.refuse_asked(ErrorKind::Unavailable, "the decode node is draining", |_| true);
-        self.offer_due(now);
+        self.send_due_migration_requests(now);
     }
 
     /// Take requests again.
     pub fn on_undrain(&mut self, now: Instant) {
         self.draining = false;
         self.stores.go_on();
-        self.offer_due(now);
+        self.send_due_migration_requests(now);
     }
 
     /// Deadlines that have come: grants that got no room are refused, and those whose transfers

@@ -103,7 +103,7 @@ impl DecodeCore {
             Origin::Migrated => {}
         }
         sequence.phase = Phase::Preempted;
-        sequence.last_offer = None;
+        sequence.last_migration_request = None;
         sequence.kv.release(&mut self.pool);
         self.waiting.insert(sequence.turn, key);
         self.running.retain(|other| *other != key);

@@ -40,7 +40,7 @@ pub(super) struct Sequence {
     /// The time from the handoff to the first step, until it is told.
     pub queue: Option<Duration>,
     /// When its conductor was last told that another decode node may take it.
-    pub last_offer: Option<Instant>,
+    pub last_migration_request: Option<Instant>,
     /// When its conductor last heard of its compute.
     pub last_progress: Instant,
 }

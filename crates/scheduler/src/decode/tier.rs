@@ -15,10 +15,10 @@ use baton_types::{ErrorKind, Refused, RequestKey};
 
 use super::sequence::Phase;
 use super::{DecodeCore, DecodeEffect};
-use crate::tier::{AVOIDED_FOR, Books, Stores, TierEffect, stored_after};
+use crate::tier::{AVOIDED_FOR, BlockAccounts, Stores, TierEffect, stored_after};
 
-impl Books for DecodeCore {
-    fn books(&mut self) -> (&mut BlockPool, &mut Stores) {
+impl BlockAccounts for DecodeCore {
+    fn accounts(&mut self) -> (&mut BlockPool, &mut Stores) {
         (&mut self.pool, &mut self.stores)
     }
 

@@ -21,7 +21,7 @@ pub struct Candidate {
 
 /// Whether a conductor can place well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Standing {
+pub enum Eligibility {
     /// It reaches nodes.
     #[default]
     Ready,
@@ -70,7 +70,7 @@ pub struct LeaderKey {
 
 /// What a look at the leader's key gave.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Look {
+pub enum LeaderKeyState {
     /// No conductor led, and the key was put.
     Put,
     /// No conductor leads, and this one lets others go first.
@@ -93,7 +93,7 @@ struct Own {
 #[derive(Debug, Clone)]
 pub struct Candidacy {
     candidate: Candidate,
-    standing: Standing,
+    standing: Eligibility,
     /// Looks in a row since it has reached no node.
     without_nodes: u32,
     /// Looks in a row that found no leader.
@@ -112,7 +112,7 @@ impl Candidacy {
     pub fn new(candidate: Candidate) -> Self {
         Self {
             candidate,
-            standing: Standing::Ready,
+            standing: Eligibility::Ready,
             without_nodes: 0,
             vacant: 0,
             lease: None,
@@ -134,19 +134,19 @@ impl Candidacy {
     }
 
     /// Whether it can place well. Others lead rather than one that cannot, if there are others.
-    pub fn on_standing(&mut self, standing: Standing) {
+    pub fn on_standing(&mut self, standing: Eligibility) {
         self.standing = standing;
-        if standing != Standing::NoNodes {
+        if standing != Eligibility::NoNodes {
             self.without_nodes = 0;
         }
-        if let (Standing::Ready, Some(own)) = (standing, &mut self.own) {
+        if let (Eligibility::Ready, Some(own)) = (standing, &mut self.own) {
             own.was_ready = true;
         }
     }
 
     /// Whether the key is to be put if it is not there.
     pub fn campaigns(&self) -> bool {
-        self.standing == Standing::Ready || self.vacant >= OTHERS_FIRST
+        self.standing == Eligibility::Ready || self.vacant >= OTHERS_FIRST
     }
 
     /// Whether it leads and is to let others lead. One that drains, and leads because no other
@@ -154,9 +154,9 @@ impl Candidacy {
     pub fn is_to_resign(&self) -> bool {
         let Some(own) = self.own else { return false };
         match self.standing {
-            Standing::Ready => false,
-            Standing::NoNodes => self.without_nodes >= if own.was_ready { PATIENCE } else { FIRST_PATIENCE },
-            Standing::Drains => own.was_ready,
+            Eligibility::Ready => false,
+            Eligibility::NoNodes => self.without_nodes >= if own.was_ready { PATIENCE } else { FIRST_PATIENCE },
+            Eligibility::Drains => own.was_ready,
         }
     }
 
@@ -194,16 +194,16 @@ impl Candidacy {
     }
 
     /// The leader's key was looked at, and put if it was absent.
-    pub fn on_looked(&mut self, revision: i64, look: Look) {
+    pub fn on_looked(&mut self, revision: i64, look: LeaderKeyState) {
         self.looked = revision;
-        if self.standing == Standing::NoNodes {
+        if self.standing == Eligibility::NoNodes {
             self.without_nodes = self.without_nodes.saturating_add(1);
         }
         match (look, self.lease) {
-            (Look::Put, Some(lease)) => self.lead(lease, revision),
-            (Look::Put, None) => {}
-            (Look::Absent, _) => self.vacant = self.vacant.saturating_add(1),
-            (Look::Found(key), _) => self.learn(key),
+            (LeaderKeyState::Put, Some(lease)) => self.lead(lease, revision),
+            (LeaderKeyState::Put, None) => {}
+            (LeaderKeyState::Absent, _) => self.vacant = self.vacant.saturating_add(1),
+            (LeaderKeyState::Found(key), _) => self.learn(key),
         }
     }
 
@@ -240,7 +240,7 @@ impl Candidacy {
         }
         let term = term_of(self.candidate.id, create_revision, self.latest);
         self.without_nodes = 0;
-        self.begin(Own { lease, create_revision, term, was_ready: self.standing == Standing::Ready });
+        self.begin(Own { lease, create_revision, term, was_ready: self.standing == Eligibility::Ready });
     }
 
     /// The key is this conductor's, and a later term was heard of, as after a loss of etcd's data:
@@ -288,7 +288,7 @@ mod tests {
     fn leader() -> (Candidacy, u64) {
         let mut candidacy = Candidacy::new(candidate(1));
         candidacy.on_lease(9);
-        candidacy.on_looked(5, Look::Put);
+        candidacy.on_looked(5, LeaderKeyState::Put);
         let Leadership::Own { term } = *candidacy.leadership() else { panic!("{candidacy:?}") };
         (candidacy, term)
     }
@@ -297,13 +297,13 @@ mod tests {
     fn candidate_that_puts_the_key_leads_until_another_does() {
         let (mut candidacy, term) = leader();
         assert!(candidacy.on_renewed(2));
-        candidacy.on_looked(6, Look::Found(key(1, 9, 5)));
+        candidacy.on_looked(6, LeaderKeyState::Found(key(1, 9, 5)));
         assert_eq!(*candidacy.leadership(), Leadership::Own { term }, "etcd was away");
         candidacy.on_put(6, key(2, 8, 6));
         assert_eq!(*candidacy.leadership(), Leadership::Own { term }, "the look knew of it");
         candidacy.on_put(7, key(2, 8, 7));
         assert_eq!(*candidacy.leadership(), Leadership::Other { address: candidate(2).address });
-        candidacy.on_looked(8, Look::Put);
+        candidacy.on_looked(8, LeaderKeyState::Put);
         let Leadership::Own { term: later } = *candidacy.leadership() else { panic!("{candidacy:?}") };
         assert!(later > term);
     }
@@ -313,7 +313,7 @@ mod tests {
         let (mut candidacy, _) = leader();
         assert!(!candidacy.on_renewed(0) && candidacy.lease().is_none());
         candidacy.on_lease(10);
-        candidacy.on_looked(6, Look::Found(key(1, 9, 5)));
+        candidacy.on_looked(6, LeaderKeyState::Found(key(1, 9, 5)));
         assert_eq!(*candidacy.leadership(), Leadership::Unknown);
         assert!(candidacy.on_deleted(7) && !candidacy.on_deleted(6));
     }
@@ -325,7 +325,7 @@ mod tests {
         candidacy.on_renewed(2);
         let Leadership::Own { term: later } = *candidacy.leadership() else { panic!("{candidacy:?}") };
         assert!(later > term + (7 << 24));
-        candidacy.on_looked(6, Look::Found(key(1, 9, 5)));
+        candidacy.on_looked(6, LeaderKeyState::Found(key(1, 9, 5)));
         assert_eq!(*candidacy.leadership(), Leadership::Own { term: later });
     }
 
@@ -335,7 +335,7 @@ mod tests {
         // Etcd has lost its data.
         candidacy.on_lease_ended();
         candidacy.on_lease(10);
-        candidacy.on_looked(5, Look::Put);
+        candidacy.on_looked(5, LeaderKeyState::Put);
         assert!(matches!(candidacy.leadership(), Leadership::Own { term: later } if *later > term));
     }
 
@@ -343,20 +343,20 @@ mod tests {
     fn resigned_conductor_leads_again_only_if_no_other_does() {
         let (mut candidacy, term) = leader();
         assert!(!candidacy.is_to_resign());
-        candidacy.on_standing(Standing::Drains);
+        candidacy.on_standing(Eligibility::Drains);
         assert!(candidacy.is_to_resign() && !candidacy.campaigns());
         assert_eq!(candidacy.on_resigned(), Some(9));
         assert!(!candidacy.is_to_resign() && candidacy.on_resigned().is_none());
         assert_eq!(*candidacy.leadership(), Leadership::Unknown);
         candidacy.on_lease(11);
-        candidacy.on_looked(8, Look::Found(key(2, 8, 7)));
+        candidacy.on_looked(8, LeaderKeyState::Found(key(2, 8, 7)));
         assert_eq!(*candidacy.leadership(), Leadership::Other { address: candidate(2).address });
         for _ in 0..OTHERS_FIRST {
             assert!(!candidacy.campaigns());
-            candidacy.on_looked(9, Look::Absent);
+            candidacy.on_looked(9, LeaderKeyState::Absent);
         }
         assert!(candidacy.campaigns());
-        candidacy.on_looked(10, Look::Put);
+        candidacy.on_looked(10, LeaderKeyState::Put);
         assert!(matches!(candidacy.leadership(), Leadership::Own { term: later } if *later > term));
         assert!(!candidacy.is_to_resign(), "no other conductor wanted to");
     }
@@ -365,10 +365,10 @@ mod tests {
     fn leader_that_reaches_no_node_resigns_after_a_wait() {
         let (mut candidacy, _) = leader();
         for looks in [PATIENCE - 1, PATIENCE] {
-            candidacy.on_standing(Standing::NoNodes);
-            (0..looks).for_each(|_| candidacy.on_looked(6, Look::Found(key(1, 9, 5))));
+            candidacy.on_standing(Eligibility::NoNodes);
+            (0..looks).for_each(|_| candidacy.on_looked(6, LeaderKeyState::Found(key(1, 9, 5))));
             assert_eq!(candidacy.is_to_resign(), looks == PATIENCE);
-            candidacy.on_standing(Standing::Ready);
+            candidacy.on_standing(Eligibility::Ready);
             assert!(!candidacy.is_to_resign());
         }
     }
@@ -376,23 +376,23 @@ mod tests {
     #[test]
     fn leader_that_never_reached_a_node_waits_longer_to_resign() {
         let mut candidacy = Candidacy::new(candidate(1));
-        candidacy.on_standing(Standing::NoNodes);
+        candidacy.on_standing(Eligibility::NoNodes);
         candidacy.on_lease(9);
-        (0..OTHERS_FIRST).for_each(|_| candidacy.on_looked(4, Look::Absent));
+        (0..OTHERS_FIRST).for_each(|_| candidacy.on_looked(4, LeaderKeyState::Absent));
         assert!(candidacy.campaigns());
         candidacy.on_lease(10);
         assert!(!candidacy.campaigns(), "others may look only now");
-        (0..OTHERS_FIRST).for_each(|_| candidacy.on_looked(4, Look::Absent));
-        candidacy.on_looked(5, Look::Put);
-        (1..FIRST_PATIENCE).for_each(|_| candidacy.on_looked(6, Look::Found(key(1, 10, 5))));
+        (0..OTHERS_FIRST).for_each(|_| candidacy.on_looked(4, LeaderKeyState::Absent));
+        candidacy.on_looked(5, LeaderKeyState::Put);
+        (1..FIRST_PATIENCE).for_each(|_| candidacy.on_looked(6, LeaderKeyState::Found(key(1, 10, 5))));
         assert!(!candidacy.is_to_resign());
         let mut other = candidacy.clone();
-        other.on_looked(6, Look::Found(key(1, 10, 5)));
+        other.on_looked(6, LeaderKeyState::Found(key(1, 10, 5)));
         assert!(other.is_to_resign(), "another conductor may have nodes by now");
         // This one has.
-        candidacy.on_standing(Standing::Ready);
-        candidacy.on_standing(Standing::NoNodes);
-        (0..PATIENCE).for_each(|_| candidacy.on_looked(6, Look::Found(key(1, 10, 5))));
+        candidacy.on_standing(Eligibility::Ready);
+        candidacy.on_standing(Eligibility::NoNodes);
+        (0..PATIENCE).for_each(|_| candidacy.on_looked(6, LeaderKeyState::Found(key(1, 10, 5))));
         assert!(candidacy.is_to_resign());
     }
 }

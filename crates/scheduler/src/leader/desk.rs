@@ -30,12 +30,12 @@ pub struct Decided<E> {
     /// Where it goes, or why nowhere.
     pub placed: Result<Assignment, Refusal>,
     /// The grounds.
-    pub grounds: Grounds<E>,
+    pub grounds: DecisionReasons<E>,
 }
 
 /// Why it was decided so.
 #[derive(Debug)]
-pub enum Grounds<E> {
+pub enum DecisionReasons<E> {
     /// This conductor decided.
     Own(Box<Explanation>),
     /// The leader did, and says why.
@@ -54,7 +54,7 @@ pub enum Answer<E> {
     /// To a question for another decode node that goes on.
     Migrated(Option<MigrationAssignment>),
     /// What would be decided, and why.
-    Explained(Grounds<E>),
+    Explained(DecisionReasons<E>),
 }
 
 /// A stream of this conductor to a leader.
@@ -85,7 +85,7 @@ pub enum DeskEffect<E> {
     Tell(LinkId, ToLeader),
     /// The answer to a question of one of this conductor's requests, which may be over.
     Answer(RequestKey, Answer<E>),
-    /// A conductor that followed is told no more: the reign is over, or it has another stream.
+    /// A conductor that followed is told no more: the term is over, or it has another stream.
     EndStream(StreamId),
     /// A prefix that was asked for counts among the hot ones.
     Observe(Arc<[BlockHash]>),
@@ -278,7 +278,7 @@ impl<E> Desk<E> {
         if !self.decides() {
             return self.ask(now, Question::Explain(wanted.into()));
         }
-        Some(Answer::Explained(Grounds::Own(Box::new(cluster.explain(now, wanted, random)))))
+        Some(Answer::Explained(DecisionReasons::Own(Box::new(cluster.explain(now, wanted, random)))))
     }
 
     /// Asks for another decode node that grants what this one refused.
@@ -321,15 +321,15 @@ impl<E> Desk<E> {
     }
 
     /// Enters what happened to an attempt into the books.
-    pub fn on_booked(&mut self, now: Instant, key: RequestKey, entry: &LedgerEntry, cluster: &mut Cluster) {
-        self.placed.on_booked(now, key, entry);
+    pub fn on_ledger_update(&mut self, now: Instant, key: RequestKey, entry: &LedgerEntry, cluster: &mut Cluster) {
+        self.placed.on_ledger_update(now, key, entry);
         if matches!(entry, LedgerEntry::Ended) {
             // Whatever it asked, no request waits for the answer.
             self.waiting.remove(&key);
         }
         match self.role {
-            Role::Leads { .. } => cluster.book(now, key, entry),
-            Role::Follows { .. } => self.tell(ToLeader::Book(key, entry.clone())),
+            Role::Leads { .. } => cluster.update_ledger(now, key, entry),
+            Role::Follows { .. } => self.tell(ToLeader::LedgerUpdate(key, entry.clone())),
             Role::Leaderless => {}
         }
     }
@@ -371,7 +371,7 @@ impl<E> Desk<E> {
         cluster: &mut Cluster,
         random: &mut impl FnMut() -> u64,
     ) -> bool {
-        self.end_reign(now, cluster);
+        self.end_term(now, cluster);
         self.alone = false;
         if term < self.latest {
             self.role = Role::Leaderless;
@@ -393,7 +393,7 @@ impl<E> Desk<E> {
 
     /// Another conductor leads from now on, and is told all from the beginning.
     pub fn on_follows(&mut self, now: Instant, cluster: &mut Cluster) -> LinkId {
-        self.end_reign(now, cluster);
+        self.end_term(now, cluster);
         let link = LinkId(self.begin());
         self.role = Role::Follows { link, greeted: false };
         let attempts = self.placed.declared(now);
@@ -413,7 +413,7 @@ impl<E> Desk<E> {
     /// This conductor does not lead any more, and no other is known to.
     pub fn on_step_down(&mut self, now: Instant, cluster: &mut Cluster) {
         if self.leads() {
-            self.end_reign(now, cluster);
+            self.end_term(now, cluster);
             self.role = Role::Leaderless;
         }
     }
@@ -430,13 +430,13 @@ impl<E> Desk<E> {
             self.term = term;
             return LaterTerm::Adopted;
         }
-        self.end_reign(now, cluster);
+        self.end_term(now, cluster);
         self.role = Role::Leaderless;
         LaterTerm::LeaderLost { known }
     }
 
-    /// The books of a reign end with it.
-    fn end_reign(&mut self, now: Instant, cluster: &mut Cluster) {
+    /// The books of a term end with it.
+    fn end_term(&mut self, now: Instant, cluster: &mut Cluster) {
         if self.leads() {
             let streams = std::mem::take(&mut self.streams);
             self.effects.push_back(DeskEffect::ReignOver { term: self.term });
@@ -482,10 +482,10 @@ impl<E> Desk<E> {
                     let retry_after = Some(Duration::from_secs(1));
                     let message = format!("no conductor has led for {} s: nothing is placed", PATIENCE.as_secs());
                     let placed = Err(Refusal { kind, message, retry_after, hold: None, objective: None });
-                    Answer::Placed(Box::new(Decided { at: now, placed, grounds: Grounds::NoLeader }))
+                    Answer::Placed(Box::new(Decided { at: now, placed, grounds: DecisionReasons::NoLeader }))
                 }
                 Question::Reselect { .. } => Answer::Reselected(None),
-                Question::Explain(_) => Answer::Explained(Grounds::NoLeader),
+                Question::Explain(_) => Answer::Explained(DecisionReasons::NoLeader),
                 Question::Migrate(_) => Answer::Migrated(None),
             };
             self.answer(now, key, answer);
@@ -498,7 +498,8 @@ impl<E> Desk<E> {
         if self.link() != Some(link) {
             return Ok(());
         }
-        let grounds = |why: Option<E>| why.map_or(Grounds::NoLeader, |why| Grounds::FromLeader(Box::new(why)));
+        let grounds =
+            |why: Option<E>| why.map_or(DecisionReasons::NoLeader, |why| DecisionReasons::FromLeader(Box::new(why)));
         let (key, answer) = match told {
             FromLeader::Greeted { term } if term < self.latest => {
                 return Err(StaleLeader { term, latest: self.latest });
@@ -549,7 +550,7 @@ impl<E> Desk<E> {
         self.streams.get(&from.who) == Some(&from.stream)
     }
 
-    /// It asks. After the end of a reign nothing is answered.
+    /// It asks. After the end of a term nothing is answered.
     pub fn on_follower_asked(
         &mut self,
         now: Instant,
@@ -581,7 +582,7 @@ impl<E> Desk<E> {
     }
 
     /// Something happened to one of its attempts.
-    pub fn on_follower_booked(
+    pub fn on_follower_ledger_update(
         &mut self,
         now: Instant,
         from: &Following,
@@ -592,7 +593,7 @@ impl<E> Desk<E> {
         if !self.is_current(from) {
             return;
         }
-        cluster.book(now, key, entry);
+        cluster.update_ledger(now, key, entry);
         if matches!(entry, LedgerEntry::Ended | LedgerEntry::Finished { .. }) {
             self.followers.on_ended(from.who, key);
         }
@@ -619,7 +620,7 @@ fn answer_to<E>(
         Question::Reselect { key, from } => Answer::Reselected(reselect(now, *key, from, cluster)),
         Question::Migrate(question) => Answer::Migrated(migration_target(now, question, cluster)),
         Question::Explain(question) => {
-            Answer::Explained(Grounds::Own(Box::new(cluster.explain(now, &question.into(), random))))
+            Answer::Explained(DecisionReasons::Own(Box::new(cluster.explain(now, &question.into(), random))))
         }
     }
 }
@@ -633,7 +634,7 @@ fn decide<E>(
     let explanation = Box::new(cluster.place_explained(now, wanted, random));
     let placed = explanation.decision.clone();
     let placed = placed.map(|placement| cluster.assign(placement, wanted.slo.tbt));
-    Decided { at: now, placed, grounds: Grounds::Own(explanation) }
+    Decided { at: now, placed, grounds: DecisionReasons::Own(explanation) }
 }
 
 fn reselect(now: Instant, key: RequestKey, from: &NodeId, cluster: &mut Cluster) -> Option<DecodeTarget> {
@@ -736,7 +737,7 @@ mod tests {
     fn placement_question_of_ended_attempt_is_not_answered() {
         let (mut desk, mut cluster, now) = desk(1);
         desk.on_ask_for_nodes(now, &request(1, &[]), &mut cluster, &mut || 0);
-        desk.on_booked(now, key(1), &LedgerEntry::Ended, &mut cluster);
+        desk.on_ledger_update(now, key(1), &LedgerEntry::Ended, &mut cluster);
         desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
         assert!(effects(&mut desk).is_empty() && cluster.placed() == 0);
     }

@@ -18,8 +18,10 @@ use baton_types::{ConductorId, Declared, RequestKey};
 
 use crate::cluster::Cluster;
 
-pub use candidacy::{Candidacy, Candidate, LeaderKey, Leadership, Look, Standing};
-pub use desk::{Answer, Decided, Desk, DeskEffect, Following, Grounds, LaterTerm, LinkId, StaleLeader, StreamId};
+pub use candidacy::{Candidacy, Candidate, Eligibility, LeaderKey, LeaderKeyState, Leadership};
+pub use desk::{
+    Answer, Decided, DecisionReasons, Desk, DeskEffect, Following, LaterTerm, LinkId, StaleLeader, StreamId,
+};
 pub use placed::Placed;
 pub use term::{StaleTerm, TermFence};
 

@@ -62,7 +62,7 @@ impl Placed {
     }
 
     /// Something happened to an attempt.
-    pub fn on_booked(&mut self, now: Instant, key: RequestKey, entry: &LedgerEntry) {
+    pub fn on_ledger_update(&mut self, now: Instant, key: RequestKey, entry: &LedgerEntry) {
         match entry {
             LedgerEntry::FirstToken => {
                 if let Some(attempt) = self.0.get_mut(&key) {
@@ -129,8 +129,8 @@ mod tests {
             placed.on_placed(now, &request, &before.assign(placement, None));
         }
         let book = |before: &mut crate::Cluster, placed: &mut Placed, n, entry: LedgerEntry| {
-            before.book(now + second, key(n), &entry);
-            placed.on_booked(now + second, key(n), &entry);
+            before.update_ledger(now + second, key(n), &entry);
+            placed.on_ledger_update(now + second, key(n), &entry);
         };
         (0..3).for_each(|n| book(&mut before, &mut placed, n, LedgerEntry::FirstToken));
         book(&mut before, &mut placed, 2, LedgerEntry::Finished { output_tokens: 3 });
@@ -166,8 +166,8 @@ mod tests {
         let of = |declared: &Declared| (declared.key, declared.decode.clone(), declared.prefill.is_some());
         let declared: Vec<_> = placed.declared(now).iter().map(of).collect();
         assert_eq!(declared, [(key(1), Some(d9), true), (migrated, Some(d8), false)]);
-        placed.on_booked(now, key(1), &LedgerEntry::Ended);
-        placed.on_booked(now, migrated, &LedgerEntry::Ended);
+        placed.on_ledger_update(now, key(1), &LedgerEntry::Ended);
+        placed.on_ledger_update(now, migrated, &LedgerEntry::Ended);
         assert!(placed.is_empty());
     }
 }

@@ -262,7 +262,7 @@ impl PrefillCore {
         request.started = now;
         request.told = Some(now);
         let queue = now.saturating_duration_since(request.submitted);
-        let event = PrefillEvent::Started { queue, cached_tokens: request.held_tokens as u32 };
+        let event = PrefillEvent::Started { queue, cached_tokens: request.locally_cached_tokens as u32 };
         let conductor = request.job.conductor;
         self.emit(conductor, key, event);
     }
@@ -327,11 +327,11 @@ impl PrefillCore {
         let Queued { job, hashes, submitted, turn, .. } = queued;
         let key = job.key;
         let block_tokens = self.config.model.block_tokens();
-        let held_tokens = num_cached * block_tokens;
-        self.prefix_hits += held_tokens as u64;
+        let locally_cached_tokens = num_cached * block_tokens;
+        self.prefix_hits += locally_cached_tokens as u64;
         self.deadlines.clear(key);
         let fetch = self.fetch_of(now, &job, &hashes[..reusable_blocks(&job, block_tokens)], num_cached);
-        let cached_tokens = fetch.as_ref().map_or(held_tokens, |fetch| fetch.blocks.end * block_tokens);
+        let cached_tokens = fetch.as_ref().map_or(locally_cached_tokens, |fetch| fetch.blocks.end * block_tokens);
         let end = end_of_share(&job, cached_tokens, block_tokens);
         let mut request = Active {
             tokens: Arc::new(job.tokens.to_vec()),
@@ -341,7 +341,7 @@ impl PrefillCore {
             submitted,
             turn,
             started: now,
-            held_tokens,
+            locally_cached_tokens,
             cached_tokens,
             num_computed_tokens: cached_tokens,
             end,

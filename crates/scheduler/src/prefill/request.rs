@@ -45,7 +45,7 @@ pub(super) struct Active {
     pub turn: u64,
     pub started: Instant,
     /// Tokens whose KV the node had cached when it started.
-    pub held_tokens: usize,
+    pub locally_cached_tokens: usize,
     /// Tokens whose KV need not be computed: those cached, and those that come from another node.
     pub cached_tokens: usize,
     /// Tokens whose KV is in the arena, or on its way.

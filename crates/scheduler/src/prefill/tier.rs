@@ -6,10 +6,10 @@ use std::time::Instant;
 use baton_kv_cache::BlockPool;
 
 use super::{PrefillCore, PrefillEffect};
-use crate::tier::{Books, Stores};
+use crate::tier::{BlockAccounts, Stores};
 
-impl Books for PrefillCore {
-    fn books(&mut self) -> (&mut BlockPool, &mut Stores) {
+impl BlockAccounts for PrefillCore {
+    fn accounts(&mut self) -> (&mut BlockPool, &mut Stores) {
         (&mut self.pool, &mut self.stores)
     }
 

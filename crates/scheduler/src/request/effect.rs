@@ -62,7 +62,7 @@ pub enum RequestEffect {
         key: RequestKey,
     },
     /// Enter it into the cluster's books, [`Cluster::book`](crate::Cluster::book). No answer.
-    Book {
+    UpdateLedger {
         /// The attempt.
         key: RequestKey,
         /// What happened.
@@ -184,6 +184,6 @@ impl RequestError {
     }
 }
 
-named!(RequestEffect: Place, AskReselect, PlaceMigration, Submit, Reselect, Abort, Book, PromptLogprobs, Deliver, Note, End);
+named!(RequestEffect: Place, AskReselect, PlaceMigration, Submit, Reselect, Abort, UpdateLedger, PromptLogprobs, Deliver, Note, End);
 named!(RequestNote: Queued, Retried, GrantRefused, WentOn, Fetched, MigrationFailed, FetchFailed);
 named!(RequestError: Refused, Node, NodesDied, Contradicted, Stalled, Unread, TimedOut, Aborted, GoingDown);

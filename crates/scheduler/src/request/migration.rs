@@ -116,7 +116,7 @@ impl RequestCore {
         let key = RequestKey { request: self.job.request, attempt: asked.attempt };
         let node = asked.to.node.clone();
         self.state = State::Decoding;
-        self.book(key, LedgerEntry::Ended);
+        self.update_ledger(key, LedgerEntry::Ended);
         self.effects.push_back(RequestEffect::Abort { node, key });
     }
 
@@ -143,7 +143,7 @@ impl RequestCore {
     /// The other node has it, and has fetched so much of it.
     pub(super) fn on_kv_fetched(&mut self, report: FetchReport) {
         if let Some(Attempted { key, .. }) = &self.attempted {
-            self.book(*key, LedgerEntry::Fetched { way: None, report: report.clone() });
+            self.update_ledger(*key, LedgerEntry::Fetched { way: None, report: report.clone() });
         }
         let migrated = &mut self.timeline.migrated;
         *migrated = KvTransfer {

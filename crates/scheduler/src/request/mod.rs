@@ -47,7 +47,7 @@ pub use order::OutputToken;
 
 use migration::{MigrationTarget, Migrations};
 use order::OutputOrder;
-pub use recovery::Away;
+pub use recovery::Departure;
 use recovery::{Fault, RECOVERY_POLL, Recovery, lost};
 
 /// How long the report of the handoff may come after the last token.
@@ -143,7 +143,7 @@ pub struct RequestCore {
     /// Nodes that died while they had it.
     died: Vec<NodeId>,
     failed_nodes: Vec<NodeId>,
-    was_held: bool,
+    was_queued: bool,
     migrations: Migrations,
     output: OutputOrder,
     /// Until when the first token is kept back, so that the gap to the next one is not longer than
@@ -177,7 +177,7 @@ impl RequestCore {
             unfinished: 0,
             died: Vec::new(),
             failed_nodes: Vec::new(),
-            was_held: false,
+            was_queued: false,
             migrations: Migrations::default(),
             output,
             first_token_due: None,
@@ -324,13 +324,13 @@ impl RequestCore {
     /// cluster to get room.
     fn on_refused(&mut self, now: Instant, refusal: Refusal) {
         let waited = now.saturating_duration_since(self.arrived);
-        let is_held = waited <= self.limits.stall_timeout;
+        let may_wait = waited <= self.limits.stall_timeout;
         // What was taken in with another answer waits for room as long as the request may take.
         let room = Some(RECOVERY_POLL)
             .filter(|_| !self.job.first_completion_nodes.is_empty() && refusal.kind != ErrorKind::Invalid);
-        match refusal.hold.filter(|_| is_held).or(room) {
+        match refusal.hold.filter(|_| may_wait).or(room) {
             Some(hold) => {
-                if !std::mem::replace(&mut self.was_held, true) {
+                if !std::mem::replace(&mut self.was_queued, true) {
                     self.effects.push_back(RequestEffect::Note(RequestNote::Queued));
                 }
                 self.state = State::Queued { look_at: now + hold };
@@ -500,7 +500,7 @@ impl RequestCore {
         if let Some(to) =
             placement.decode.clone().filter(|_| placement.partial_prefill_tokens == 0 && transfer.bytes > 0)
         {
-            self.book(*key, LedgerEntry::Pushed { to, transfer: transfer.clone() });
+            self.update_ledger(*key, LedgerEntry::Pushed { to, transfer: transfer.clone() });
         }
     }
 
@@ -546,7 +546,7 @@ impl RequestCore {
             if self.output.len() == 0 && token.finish.is_none() && !first_token_delay.is_zero() {
                 self.first_token_due = Some(now + first_token_delay);
             }
-            self.book(key, LedgerEntry::FirstToken);
+            self.update_ledger(key, LedgerEntry::FirstToken);
         }
         self.on_token(now, self.first_index(), token);
     }
@@ -623,7 +623,7 @@ impl RequestCore {
         // What a node found on its own SSD says nothing of the way between nodes.
         let fetch = placement.fetch.as_ref().filter(|_| report.transport != FetchReport::SSD);
         let way = fetch.map(|fetch| (fetch.from.clone(), placement.prefill.clone()));
-        self.book(*key, LedgerEntry::Fetched { way, report: report.clone() });
+        self.update_ledger(*key, LedgerEntry::Fetched { way, report: report.clone() });
         if let Some(refused) = report.failure {
             return self.note(RequestNote::FetchFailed(refused));
         }
@@ -736,7 +736,7 @@ impl RequestCore {
             && placement.decode.is_some()
         {
             // If one token was asked for, its number says nothing of answers.
-            self.book(*key, LedgerEntry::Finished { output_tokens: self.output.len() });
+            self.update_ledger(*key, LedgerEntry::Finished { output_tokens: self.output.len() });
         }
         if is_running {
             // A stop string ends the output while the decode node goes on.
@@ -744,7 +744,7 @@ impl RequestCore {
             self.end_attempt(!is_done);
         } else {
             // Who waits in the admission queue is in the books as one who waits.
-            self.book(self.next_key(), LedgerEntry::Ended);
+            self.update_ledger(self.next_key(), LedgerEntry::Ended);
         }
         self.timeline.total = now.saturating_duration_since(self.arrived);
         if self.attempted.is_none() {
@@ -761,16 +761,16 @@ impl RequestCore {
         let nodes = placement.nodes();
         if let Some(asking) = self.migrations.take_asking() {
             // Whatever the answer is, it comes before this to those who answer, and too late here.
-            self.book(asking, LedgerEntry::Ended);
+            self.update_ledger(asking, LedgerEntry::Ended);
         }
-        self.book(key, LedgerEntry::Ended);
+        self.update_ledger(key, LedgerEntry::Ended);
         if abort {
             self.effects.extend(nodes.into_iter().map(|node| RequestEffect::Abort { node, key }));
         }
     }
 
-    fn book(&mut self, key: RequestKey, entry: LedgerEntry) {
-        self.effects.push_back(RequestEffect::Book { key, entry });
+    fn update_ledger(&mut self, key: RequestKey, entry: LedgerEntry) {
+        self.effects.push_back(RequestEffect::UpdateLedger { key, entry });
     }
 
     fn note(&mut self, note: RequestNote) {

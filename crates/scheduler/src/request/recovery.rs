@@ -53,7 +53,7 @@ impl Recovery {
 
 /// How a start of a node went away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Away {
+pub enum Departure {
     /// Its process ended, or its connection broke.
     Died,
     /// It says nothing. It may be on its way back.
@@ -66,9 +66,9 @@ pub enum Away {
     Drained,
 }
 
-crate::named!(Away: Died, Silent, Stalled, GivenUp, Drained);
+crate::named!(Departure: Died, Silent, Stalled, GivenUp, Drained);
 
-impl Away {
+impl Departure {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Died => "the node was lost",
@@ -94,11 +94,11 @@ pub(super) enum Fault {
 impl RequestCore {
     /// A start of a node went away, at `at`. The request goes on at others. If the node may come
     /// back, the last attempt waits for it.
-    pub fn on_node_away(&mut self, now: Instant, at: Instant, start: &NodeStart, away: Away) {
+    pub fn on_node_away(&mut self, now: Instant, at: Instant, start: &NodeStart, away: Departure) {
         let may_come_back = match away {
-            Away::Silent => true,
-            Away::Stalled => self.died.len() + 1 < MAX_DEATHS,
-            Away::Died | Away::GivenUp | Away::Drained => false,
+            Departure::Silent => true,
+            Departure::Stalled => self.died.len() + 1 < MAX_DEATHS,
+            Departure::Died | Departure::GivenUp | Departure::Drained => false,
         };
         if may_come_back && self.failures + 1 >= self.limits.max_attempts {
             return;
@@ -120,10 +120,10 @@ impl RequestCore {
             return;
         }
         let fault = match away {
-            Away::Drained => Fault::None,
+            Departure::Drained => Fault::None,
             _ if !attempted.has_begun => Fault::None,
-            Away::Died | Away::Stalled => Fault::Died,
-            Away::Silent | Away::GivenUp => Fault::Failed,
+            Departure::Died | Departure::Stalled => Fault::Died,
+            Departure::Silent | Departure::GivenUp => Fault::Failed,
         };
         self.fail_with(now, lost(&start.node, away.as_str()), fault);
     }

@@ -164,7 +164,7 @@ impl Shell {
                 | RequestEffect::PlaceMigration(MigrationQuestion { migrated: key, .. }) => {
                     self.open.insert(key.attempt);
                 }
-                RequestEffect::Book { key, entry: LedgerEntry::Ended } => {
+                RequestEffect::UpdateLedger { key, entry: LedgerEntry::Ended } => {
                     self.open.remove(&key.attempt);
                 }
                 RequestEffect::End(outcome) => {
@@ -251,8 +251,8 @@ fn request_runs_from_placement_to_its_last_token() {
             last[..],
             [
                 ..,
-                RequestEffect::Book { entry: LedgerEntry::Finished { output_tokens: 3 }, .. },
-                RequestEffect::Book { entry: LedgerEntry::Ended, .. },
+                RequestEffect::UpdateLedger { entry: LedgerEntry::Finished { output_tokens: 3 }, .. },
+                RequestEffect::UpdateLedger { entry: LedgerEntry::Ended, .. },
                 RequestEffect::End(Ok(FinishReason::Length))
             ]
         ),
@@ -298,12 +298,12 @@ fn request_resumes_after_delivered_tokens_when_a_node_is_lost() {
     let mut shell = begun_with_prompt_logprobs();
     shell.tell(0, handed_off());
     shell.tell(0, token(1, 11, None));
-    shell.core.on_node_away(shell.now, shell.now, &start("p0"), Away::GivenUp);
+    shell.core.on_node_away(shell.now, shell.now, &start("p0"), Departure::GivenUp);
     assert_eq!(shell.take(), [], "the prefill node has done its part");
     let other_start = NodeStart { generation: Generation(2), ..start("d0") };
-    shell.core.on_node_away(shell.now, shell.now, &other_start, Away::GivenUp);
+    shell.core.on_node_away(shell.now, shell.now, &other_start, Departure::GivenUp);
     assert_eq!(shell.take(), [], "another start of it");
-    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Away::GivenUp);
+    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Departure::GivenUp);
     let effects = shell.take();
     assert!(
         matches!(effects.last(), Some(RequestEffect::Place { key, exclude, .. }) if key.attempt == Attempt(1) && *exclude == [id("d0")])
@@ -354,7 +354,7 @@ fn request_resumes_after_delivered_tokens_when_a_node_is_lost() {
 fn request_restarts_from_its_prompt_if_no_node_has_room_to_resume() {
     let mut shell = begun_with_prompt_logprobs();
     shell.tell(0, token(1, 11, None));
-    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Away::GivenUp);
+    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Departure::GivenUp);
     shell.take();
     let too_large = || Refusal { kind: ErrorKind::Invalid, ..refusal(None) };
     for wanted in [5, 5, 3] {
@@ -384,7 +384,7 @@ fn draining_nodes_do_not_count_as_failures_of_a_request() {
     for attempt in 0..8 {
         let effects = match attempt % 3 {
             0 => {
-                shell.core.on_node_away(shell.now, shell.now, &start("d0"), Away::Drained);
+                shell.core.on_node_away(shell.now, shell.now, &start("d0"), Departure::Drained);
                 shell.take()
             }
             // It drained when the job came.
@@ -416,12 +416,12 @@ fn request_that_two_nodes_died_with_is_not_placed_again() {
     let begun = RequestEvent::Prefill(PrefillEvent::Started { queue: MS, cached_tokens: 0 });
     let mut shell = Shell::placed(job(4));
     let dies = |shell: &mut Shell, node: &str| {
-        shell.core.on_node_away(shell.now, shell.now, &start(node), Away::Died);
+        shell.core.on_node_away(shell.now, shell.now, &start(node), Departure::Died);
     };
     dies(&mut shell, "p0");
     shell.answer(Ok(to("p1", "d1")));
     shell.tell(1, begun.clone());
-    shell.core.on_node_away(shell.now, shell.now, &start("p1"), Away::Stalled);
+    shell.core.on_node_away(shell.now, shell.now, &start("p1"), Departure::Stalled);
     assert_eq!(shell.ended, None, "the first one had not begun");
     shell.answer(Ok(to("p2", "d2")));
     shell.tell(2, begun);
@@ -438,15 +438,15 @@ fn request_leaves_silent_node_except_in_its_last_attempt() {
     let mut shell = Shell::placed(job(4));
     shell.tell(0, first(10));
     for attempt in 0..2 {
-        shell.core.on_node_away(shell.now, shell.now, &start("d0"), Away::Silent);
+        shell.core.on_node_away(shell.now, shell.now, &start("d0"), Departure::Silent);
         assert!(matches!(shell.take().last(), Some(RequestEffect::Place { .. })));
         assert!(shell.aborted().contains(&("d0".to_owned(), attempt)), "should it come back, it is to stop");
         shell.answer(Ok(to("p1", "d0")));
         shell.tell(attempt + 1, RequestEvent::Prefill(PrefillEvent::Started { queue: MS, cached_tokens: 0 }));
     }
-    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Away::Silent);
+    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Departure::Silent);
     assert_eq!((shell.take(), shell.ended.clone()), (vec![], None), "it may come back");
-    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Away::GivenUp);
+    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Departure::GivenUp);
     shell.take();
     assert!(matches!(shell.ended, Some(Err(RequestError::Node { .. }))));
 }
@@ -598,7 +598,7 @@ fn migration_target_goes_on_if_the_source_node_fails() {
     shell.tell(0, RequestEvent::MigrationRequested(1));
     shell.answer_migration(1, Some(MigrationAssignment { to: start("d1"), source: None }));
     shell.take();
-    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Away::GivenUp);
+    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Departure::GivenUp);
     shell.take();
     assert_eq!((shell.core.attempt(), &shell.core.state), (Attempt(1), &State::Decoding));
 }
@@ -620,7 +620,7 @@ fn request_is_not_accepted_if_its_node_is_unreachable() {
 #[test]
 fn node_loss_from_before_the_placement_is_ignored() {
     let mut shell = Shell::placed(job(6));
-    shell.core.on_node_away(shell.now, shell.now - MS, &start("d0"), Away::GivenUp);
+    shell.core.on_node_away(shell.now, shell.now - MS, &start("d0"), Departure::GivenUp);
     assert_eq!(shell.take(), []);
 }
 
@@ -634,7 +634,7 @@ fn refused_grant_is_reselected_at_another_decode_node() {
     assert!(
         matches!(&shell.take()[..], [RequestEffect::Note(_), RequestEffect::Reselect { node, .. }] if *node == id("p0"))
     );
-    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Away::GivenUp);
+    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Departure::GivenUp);
     assert_eq!(shell.take(), [], "it is not there any more");
     shell.answer_reselect(0, "d1", None);
     assert!(matches!(shell.take().last(), Some(RequestEffect::Place { .. })), "that one is gone");

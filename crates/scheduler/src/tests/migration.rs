@@ -37,7 +37,7 @@ impl Node {
 }
 
 #[test]
-fn preempted_sequence_is_offered_for_migration_until_it_has_left() {
+fn preempted_sequence_asks_for_migration_until_it_has_left() {
     let mut node = Node::new(DecodeConfig { growth_blocks: 0, ..config(5) });
     node.admit(0, &prompt(0, 7), 10);
     node.admit(1, &prompt(1, 7), 6);

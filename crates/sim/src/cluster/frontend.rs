@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use baton_scheduler::{
-    Applied, Away, Cluster, NodeState, Refusal, RequestCore, RequestEffect, RequestError, RequestEvent, RequestJob,
-    RequestKey, RequestLimits,
+    Applied, Cluster, Departure, NodeState, Refusal, RequestCore, RequestEffect, RequestError, RequestEvent,
+    RequestJob, RequestKey, RequestLimits,
 };
 use baton_types::{ConductorId, FinishReason, Generation, NodeId, NodeRole, NodeStart, RequestId};
 
@@ -166,8 +166,8 @@ impl Frontend {
         let now = wire.now();
         let lost = NodeStart { node: self.names[gone.node].clone(), generation: gone.generation };
         let away = match self.cluster.on_node_goodbye(now, &lost.node, lost.generation) {
-            NodeState::Drained => Away::Drained,
-            _ => Away::Died,
+            NodeState::Drained => Departure::Drained,
+            _ => Departure::Died,
         };
         for (node, session) in self.sessions.iter().enumerate() {
             if let Some(generation_of) = *session {
@@ -219,7 +219,7 @@ impl Frontend {
                 RequestEffect::Abort { node, key } => {
                     self.tell(wire, &node, Input::Abort(key));
                 }
-                RequestEffect::Book { key, entry } => self.cluster.book(now, key, &entry),
+                RequestEffect::UpdateLedger { key, entry } => self.cluster.update_ledger(now, key, &entry),
                 RequestEffect::End(outcome) => {
                     let Live { core, predicted, .. } = *live;
                     return self.ended.push(Ended { request, outcome, core, predicted });

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use baton_scheduler::{Candidacy, Candidate, Standing};
+use baton_scheduler::{Candidacy, Candidate, Eligibility};
 
 use super::etcd::{Change, EtcdAnswer, EtcdRequest};
-use super::wire::{Event, FrontStart, Input, Place, Wire};
+use super::wire::{Event, FrontendStart, Input, Place, Wire};
 
 /// As in `baton-membership`.
 const RENEW: Duration = Duration::from_millis(500);
@@ -20,7 +20,7 @@ const JITTER: Duration = Duration::from_millis(50);
 enum Pending {
     OpenKeep,
     Grant,
-    Look,
+    LeaderKeyState,
     Watch,
     Renew,
     Revoke,
@@ -37,14 +37,14 @@ enum Step {
 /// How a frontend keeps time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timer {
-    pub at: FrontStart,
+    pub at: FrontendStart,
     pub rate: f64,
 }
 
 impl Timer {
     /// Something happens here after so long, by the clock of the frontend.
     pub(super) fn after(self, wire: &mut Wire, time: Duration, input: Input) {
-        wire.queue.after(time.div_f64(self.rate), Event::Front(self.at, input));
+        wire.queue.after(time.div_f64(self.rate), Event::SimFrontend(self.at, input));
     }
 }
 
@@ -86,7 +86,7 @@ impl Election {
         self.asked += 1;
         self.step = Step::Campaigning(pending);
         let to_etcd = Event::Etcd(self.timer.at, self.asked, request);
-        wire.send(Place::Front(self.timer.at.front), Place::Etcd, to_etcd);
+        wire.send(Place::SimFrontend(self.timer.at.front), Place::Etcd, to_etcd);
         self.timer.after(wire, ANSWER, Input::EtcdSilent(self.asked));
     }
 
@@ -107,9 +107,9 @@ impl Election {
 
     fn stand(&mut self) {
         self.candidacy.on_standing(match (self.drains, self.reaches_nodes) {
-            (true, _) => Standing::Drains,
-            (false, true) => Standing::Ready,
-            (false, false) => Standing::NoNodes,
+            (true, _) => Eligibility::Drains,
+            (false, true) => Eligibility::Ready,
+            (false, false) => Eligibility::NoNodes,
         });
     }
 
@@ -118,7 +118,7 @@ impl Election {
         let Some(lease) = self.candidacy.lease() else { return self.fail(wire) };
         let candidate = self.candidacy.candidate().clone();
         let campaigns = self.candidacy.campaigns();
-        self.ask(wire, Pending::Look, EtcdRequest::Look { candidate, lease, campaigns });
+        self.ask(wire, Pending::LeaderKeyState, EtcdRequest::LeaderKeyState { candidate, lease, campaigns });
     }
 
     /// What it has asked fails: it begins again.
@@ -166,7 +166,7 @@ impl Election {
                 self.candidacy.on_lease(lease);
                 self.look(wire);
             }
-            (Pending::Look, EtcdAnswer::Looked(revision, look)) => {
+            (Pending::LeaderKeyState, EtcdAnswer::Looked(revision, look)) => {
                 self.candidacy.on_heard(latest);
                 self.candidacy.on_looked(revision, look);
                 if self.watches {

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use baton_scheduler::{Candidate, LeaderKey, Look};
+use baton_scheduler::{Candidate, LeaderKey, LeaderKeyState};
 
-use super::wire::FrontStart;
+use super::wire::FrontendStart;
 
 /// As a conductor asks for it.
 const TTL: Duration = Duration::from_secs(2);
@@ -23,7 +23,7 @@ pub(super) enum EtcdRequest {
     Grant,
     KeepAlive(i64),
     /// Look at the key, and put it under a lease if it is not there and is wanted.
-    Look {
+    LeaderKeyState {
         candidate: Candidate,
         lease: i64,
         campaigns: bool,
@@ -40,7 +40,7 @@ pub(super) enum EtcdAnswer {
     Granted(i64),
     /// For so many seconds; 0: there is no such lease.
     Renewed(i64),
-    Looked(i64, Look),
+    Looked(i64, LeaderKeyState),
     Watches,
     Revoked,
     /// As of a put under a lease that is over.
@@ -62,14 +62,14 @@ pub(super) struct Etcd {
     backup: Data,
     next_lease: i64,
     /// From which revision on each conductor watches.
-    watches: BTreeMap<FrontStart, i64>,
+    watches: BTreeMap<FrontendStart, i64>,
     /// What is to be told to them.
-    told: Vec<(FrontStart, i64, Change)>,
+    told: Vec<(FrontendStart, i64, Change)>,
     pub is_away: bool,
 }
 
 impl Etcd {
-    pub(super) fn answer(&mut self, now: Instant, from: FrontStart, request: EtcdRequest) -> EtcdAnswer {
+    pub(super) fn answer(&mut self, now: Instant, from: FrontendStart, request: EtcdRequest) -> EtcdAnswer {
         self.expire(now);
         match request {
             EtcdRequest::Grant => {
@@ -84,9 +84,9 @@ impl Etcd {
                 }
                 None => EtcdAnswer::Renewed(0),
             },
-            EtcdRequest::Look { candidate, lease, campaigns } => match &self.data.key {
-                Some(key) => EtcdAnswer::Looked(self.data.revision, Look::Found(key.clone())),
-                None if !campaigns => EtcdAnswer::Looked(self.data.revision, Look::Absent),
+            EtcdRequest::LeaderKeyState { candidate, lease, campaigns } => match &self.data.key {
+                Some(key) => EtcdAnswer::Looked(self.data.revision, LeaderKeyState::Found(key.clone())),
+                None if !campaigns => EtcdAnswer::Looked(self.data.revision, LeaderKeyState::Absent),
                 None if !self.data.leases.contains_key(&lease) => EtcdAnswer::Error,
                 None => {
                     self.data.revision += 1;
@@ -94,7 +94,7 @@ impl Etcd {
                     let key = LeaderKey { leader: candidate, lease, create_revision };
                     self.data.key = Some(key.clone());
                     self.change(Change::Put(key));
-                    EtcdAnswer::Looked(create_revision, Look::Put)
+                    EtcdAnswer::Looked(create_revision, LeaderKeyState::Put)
                 }
             },
             EtcdRequest::Watch { from: first } => {
@@ -156,12 +156,12 @@ impl Etcd {
     }
 
     /// What watches are told, since the last call.
-    pub(super) fn told(&mut self) -> Vec<(FrontStart, i64, Change)> {
+    pub(super) fn told(&mut self) -> Vec<(FrontendStart, i64, Change)> {
         std::mem::take(&mut self.told)
     }
 
     /// It goes away. Gives whose watches end.
-    pub(super) fn leave(&mut self) -> Vec<FrontStart> {
+    pub(super) fn leave(&mut self) -> Vec<FrontendStart> {
         self.is_away = true;
         std::mem::take(&mut self.watches).into_keys().collect()
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::World;
 use super::node::Node;
-use super::wire::{Event, FrontStart, Input, Place};
+use super::wire::{Event, FrontendStart, Input, Place};
 use crate::named::named;
 
 named! {
@@ -76,7 +76,7 @@ impl World {
     fn goes_wrong(&mut self, fault: LeaderFault) -> bool {
         let front = self.net.wire.chance.below(self.fronts.len() as u64) as usize;
         let node = self.net.wire.chance.below(self.nodes.len() as u64) as usize;
-        let own = Place::Front(front);
+        let own = Place::SimFrontend(front);
         match fault {
             LeaderFault::EtcdAway => self.etcd_leaves(),
             LeaderFault::EtcdSlow => self.net.wire.etcd_slow = Duration::from_millis(1500),
@@ -100,7 +100,7 @@ impl World {
             LeaderFault::EtcdCut => self.cut(own, Place::Etcd),
             LeaderFault::FrontCut => {
                 let other = (front + 1) % self.fronts.len();
-                self.cut(own, Place::Front(other));
+                self.cut(own, Place::SimFrontend(other));
             }
             LeaderFault::NodeCut => self.cut(own, Place::Node(node)),
             LeaderFault::NodesCut => (0..self.nodes.len()).for_each(|node| self.cut(own, Place::Node(node))),
@@ -115,12 +115,12 @@ impl World {
             }
             LeaderFault::Kill => return self.end_front(front),
             LeaderFault::Resign => {
-                let at = FrontStart { front, start: self.net.starts[front] };
+                let at = FrontendStart { front, start: self.net.starts[front] };
                 if !self.net.runs[front] {
                     return false;
                 }
-                self.net.wire.queue.after(Duration::ZERO, Event::Front(at, Input::Drains));
-                self.net.wire.queue.after(Duration::from_secs(3), Event::Front(at, Input::Ends));
+                self.net.wire.queue.after(Duration::ZERO, Event::SimFrontend(at, Input::Drains));
+                self.net.wire.queue.after(Duration::from_secs(3), Event::SimFrontend(at, Input::Ends));
             }
             LeaderFault::NodeKill => self.end_node(node),
             LeaderFault::Behind => self.net.behind = 20,
@@ -133,7 +133,7 @@ impl World {
         for front in self.etcd.leave() {
             // Some notice at once, and some when they ask.
             if self.net.wire.chance.below(2) == 0 {
-                self.net.wire.queue.after(Duration::ZERO, Event::Front(front, Input::WatchEnded));
+                self.net.wire.queue.after(Duration::ZERO, Event::SimFrontend(front, Input::WatchEnded));
             }
         }
         self.net.wire.queue.after(lasts, Event::EtcdBack);
@@ -147,8 +147,8 @@ impl World {
 
     fn end_watches(&mut self) {
         for (front, start) in self.net.starts.iter().enumerate() {
-            let at = FrontStart { front, start: *start };
-            self.net.wire.queue.after(Duration::ZERO, Event::Front(at, Input::WatchEnded));
+            let at = FrontendStart { front, start: *start };
+            self.net.wire.queue.after(Duration::ZERO, Event::SimFrontend(at, Input::WatchEnded));
         }
     }
 
@@ -163,10 +163,10 @@ impl World {
     /// Two places have heard nothing of each other for so long that what is between them is over.
     pub(super) fn give_up(&mut self, a: Place, b: Place) {
         match (a, b) {
-            (Place::Front(a), Place::Front(b)) => {
+            (Place::SimFrontend(a), Place::SimFrontend(b)) => {
                 self.net.break_all(|x, y| (x.front, y.front) == (a, b) || (x.front, y.front) == (b, a));
             }
-            (Place::Front(front), Place::Node(node)) => self.end_session(front, node),
+            (Place::SimFrontend(front), Place::Node(node)) => self.end_session(front, node),
             _ => {}
         }
     }
@@ -179,8 +179,8 @@ impl World {
     fn end_session(&mut self, front: usize, node: usize) {
         let Some(session) = self.nodes[node].sessions[front] else { return };
         self.nodes[node].on_session_over(front, session);
-        let at = FrontStart { front, start: self.net.starts[front] };
-        self.net.wire.queue.after(Duration::ZERO, Event::Front(at, Input::SessionOver(node, session)));
+        let at = FrontendStart { front, start: self.net.starts[front] };
+        self.net.wire.queue.after(Duration::ZERO, Event::SimFrontend(at, Input::SessionOver(node, session)));
     }
 
     /// A frontend dies. It is started anew within a second.
@@ -192,7 +192,7 @@ impl World {
         self.go_on(front);
         self.give_up_front(front);
         let after = self.net.wire.up_to(Duration::from_secs(1));
-        self.net.wire.queue.after(after, Event::Restart(Place::Front(front)));
+        self.net.wire.queue.after(after, Event::Restart(Place::SimFrontend(front)));
         true
     }
 
@@ -203,7 +203,7 @@ impl World {
     }
 
     pub(super) fn restart(&mut self, place: Place) {
-        if let Place::Front(front) = place
+        if let Place::SimFrontend(front) = place
             && !self.net.runs[front]
         {
             self.start_front(front);

@@ -12,7 +12,7 @@
 mod election;
 mod etcd;
 mod faults;
-mod front;
+mod frontend;
 mod net;
 mod node;
 mod wire;
@@ -25,10 +25,10 @@ use baton_types::NodeId;
 
 use etcd::Etcd;
 pub use faults::LeaderFault;
-use front::Front;
+use frontend::SimFrontend;
 use net::Net;
 use node::{Counts, Node, Work};
-use wire::{Event, FrontStart, Input, Place};
+use wire::{Event, FrontendStart, Input, Place};
 
 /// Rounds of faults, how long each takes, and how long all is well after it. What a conductor had
 /// that is gone is charged for ten seconds yet.
@@ -88,7 +88,7 @@ impl LeadersOutcome {
 struct World {
     net: Net,
     etcd: Etcd,
-    fronts: Vec<Option<Front>>,
+    fronts: Vec<Option<SimFrontend>>,
     nodes: Vec<Node>,
     prefill: usize,
     names: Arc<[NodeId]>,
@@ -97,7 +97,7 @@ struct World {
     faults: BTreeMap<LeaderFault, u64>,
     round: u32,
     /// What has happened to frontends since they were stopped.
-    missed: Vec<Vec<(FrontStart, Input)>>,
+    missed: Vec<Vec<(FrontendStart, Input)>>,
     is_calm: bool,
     calm_since: Instant,
     /// When all is to be well again.
@@ -158,14 +158,14 @@ impl World {
     fn start_front(&mut self, front: usize) {
         self.net.starts[front] += 1;
         self.net.runs[front] = true;
-        let at = FrontStart { front, start: self.net.starts[front] };
-        self.fronts[front] = Some(Front::new(&mut self.net, at, Arc::clone(&self.names)));
-        self.net.wire.queue.after(Duration::ZERO, Event::Front(at, Input::Arrival));
+        let at = FrontendStart { front, start: self.net.starts[front] };
+        self.fronts[front] = Some(SimFrontend::new(&mut self.net, at, Arc::clone(&self.names)));
+        self.net.wire.queue.after(Duration::ZERO, Event::SimFrontend(at, Input::Arrival));
     }
 
     fn on_event(&mut self, event: Event) {
         match event {
-            Event::Front(at, input) => self.on_front(at, input),
+            Event::SimFrontend(at, input) => self.on_front(at, input),
             Event::Command { node, session, front, command } => {
                 let wire = &mut self.net.wire;
                 let starts = &self.net.starts;
@@ -202,7 +202,7 @@ impl World {
         }
     }
 
-    fn on_front(&mut self, at: FrontStart, input: Input) {
+    fn on_front(&mut self, at: FrontendStart, input: Input) {
         if self.net.is_stopped(at.front) {
             return self.missed[at.front].push((at, input));
         }
@@ -219,9 +219,9 @@ impl World {
             }
             let next = self.net.wire.chance.exponential(if self.is_calm { 1.0 } else { 0.3 });
             let wire = &mut self.net.wire;
-            wire.queue.after(Duration::from_secs_f64(next), Event::Front(at, Input::Arrival));
+            wire.queue.after(Duration::from_secs_f64(next), Event::SimFrontend(at, Input::Arrival));
             if wire.chance.below(20) == 0 {
-                wire.queue.after(Duration::from_millis(100), Event::Front(at, Input::Leaves));
+                wire.queue.after(Duration::from_millis(100), Event::SimFrontend(at, Input::Leaves));
             }
         }
         front.on_input(&mut self.net, input);
@@ -262,7 +262,7 @@ impl World {
             self.nodes[node].report(&mut self.net.wire, &self.net.starts);
             for front in 0..self.fronts.len() {
                 let is_there = self.net.runs[front] && !self.net.is_stopped(front);
-                let is_cut = self.net.wire.cut_until(Place::Front(front), Place::Node(node)).is_some();
+                let is_cut = self.net.wire.cut_until(Place::SimFrontend(front), Place::Node(node)).is_some();
                 if is_there && !is_cut && self.nodes[node].sessions[front].is_none() {
                     self.sessions += 1;
                     let name = self.names[node].clone();
@@ -275,7 +275,7 @@ impl World {
         self.net.wire.queue.after(NODE_TICK, Event::NodeTick);
     }
 
-    fn on_etcd(&mut self, from: FrontStart, asked: u64, request: etcd::EtcdRequest) {
+    fn on_etcd(&mut self, from: FrontendStart, asked: u64, request: etcd::EtcdRequest) {
         if self.etcd.is_away {
             return;
         }
@@ -285,8 +285,8 @@ impl World {
         let answer = self.etcd.answer(self.net.wire.now(), from, request);
         self.tell_watches();
         if self.net.wire.chance.below(100) >= self.net.wire.lost_answers {
-            let event = Event::Front(from, Input::Etcd(asked, answer));
-            self.net.wire.send(Place::Etcd, Place::Front(from.front), event);
+            let event = Event::SimFrontend(from, Input::Etcd(asked, answer));
+            self.net.wire.send(Place::Etcd, Place::SimFrontend(from.front), event);
         } else {
             *self.faults.entry(LeaderFault::AnswerLost).or_default() += 1;
         }
@@ -295,8 +295,8 @@ impl World {
     fn tell_watches(&mut self) {
         for (front, revision, change) in self.etcd.told() {
             let late = self.net.wire.watch_late;
-            let at = self.net.wire.arrives(Place::Etcd, Place::Front(front.front), late);
-            self.net.wire.queue.at(at, Event::Front(front, Input::Watch(revision, change)));
+            let at = self.net.wire.arrives(Place::Etcd, Place::SimFrontend(front.front), late);
+            self.net.wire.queue.at(at, Event::SimFrontend(front, Input::Watch(revision, change)));
         }
     }
 
@@ -308,7 +308,7 @@ impl World {
         (0..self.fronts.len()).for_each(|front| self.go_on(front));
         self.etcd_back();
         for front in 0..self.fronts.len() {
-            if self.fronts[front].as_ref().is_some_and(Front::drains) {
+            if self.fronts[front].as_ref().is_some_and(SimFrontend::drains) {
                 self.end_front(front);
             }
         }
@@ -321,7 +321,7 @@ impl World {
     /// One leads, and all others follow it. Its books are what all have, once nothing is on its way
     /// that changes them.
     fn check(&mut self, tries: u32) {
-        let fronts: Vec<&Front> = self.fronts.iter().flatten().collect();
+        let fronts: Vec<&SimFrontend> = self.fronts.iter().flatten().collect();
         let is_quiet = self.net.wire.in_flight == 0 && !fronts.iter().any(|front| front.holds_back());
         if !is_quiet {
             assert!(tries < 10_000, "never quiet");

@@ -6,7 +6,7 @@ use std::time::Instant;
 use baton_scheduler::RequestError;
 use baton_types::{ConductorId, FinishReason, FromLeader, ToLeader};
 
-use super::wire::{Event, FrontStart, Input, Place, Wire};
+use super::wire::{Event, FrontendStart, Input, Place, Wire};
 
 /// What is checked, and counted.
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ impl Log {
 pub(super) struct Net {
     pub wire: Wire,
     /// Follower and leader of each connection.
-    conns: BTreeMap<u64, (FrontStart, FrontStart)>,
+    conns: BTreeMap<u64, (FrontendStart, FrontendStart)>,
     begun: u64,
     /// The start of each frontend, whether it runs, and until when it is stopped.
     pub starts: Vec<u64>,
@@ -70,7 +70,7 @@ impl Net {
         self.stopped_until[front].is_some_and(|until| until > self.wire.now())
     }
 
-    pub(super) fn open(&mut self, follower: FrontStart, leader: FrontStart) -> u64 {
+    pub(super) fn open(&mut self, follower: FrontendStart, leader: FrontendStart) -> u64 {
         self.begun += 1;
         self.conns.insert(self.begun, (follower, leader));
         self.begun
@@ -79,32 +79,32 @@ impl Net {
     /// One end closes a connection.
     pub(super) fn close(&mut self, conn: u64) {
         let Some((follower, leader)) = self.conns.remove(&conn) else { return };
-        let a = Place::Front(follower.front);
-        let b = Place::Front(leader.front);
-        self.wire.send(b, a, Event::Front(follower, Input::Closed(conn)));
-        self.wire.send(a, b, Event::Front(leader, Input::Closed(conn)));
+        let a = Place::SimFrontend(follower.front);
+        let b = Place::SimFrontend(leader.front);
+        self.wire.send(b, a, Event::SimFrontend(follower, Input::Closed(conn)));
+        self.wire.send(a, b, Event::SimFrontend(leader, Input::Closed(conn)));
     }
 
     /// Connections break: each end finds that out by itself.
-    pub(super) fn break_all(&mut self, is: impl Fn(FrontStart, FrontStart) -> bool) {
+    pub(super) fn break_all(&mut self, is: impl Fn(FrontendStart, FrontendStart) -> bool) {
         let now = self.wire.now();
         for (conn, (follower, leader)) in self.conns.extract_if(.., |_, (follower, leader)| is(*follower, *leader)) {
-            self.wire.queue.at(now, Event::Front(follower, Input::Closed(conn)));
-            self.wire.queue.at(now, Event::Front(leader, Input::Closed(conn)));
+            self.wire.queue.at(now, Event::SimFrontend(follower, Input::Closed(conn)));
+            self.wire.queue.at(now, Event::SimFrontend(leader, Input::Closed(conn)));
         }
     }
 
     pub(super) fn tell_leader(&mut self, conn: u64, message: ToLeader) {
         let Some((follower, leader)) = self.conns.get(&conn).copied() else { return };
         self.wire.in_flight += 1;
-        let event = Event::Front(leader, Input::ToLeader(conn, Box::new(message)));
-        self.wire.send(Place::Front(follower.front), Place::Front(leader.front), event);
+        let event = Event::SimFrontend(leader, Input::ToLeader(conn, Box::new(message)));
+        self.wire.send(Place::SimFrontend(follower.front), Place::SimFrontend(leader.front), event);
     }
 
     pub(super) fn tell_follower(&mut self, conn: u64, told: FromLeader<()>) {
         let Some((follower, leader)) = self.conns.get(&conn).copied() else { return };
         self.wire.in_flight += 1;
-        let event = Event::Front(follower, Input::FromLeader(conn, Box::new(told)));
-        self.wire.send(Place::Front(leader.front), Place::Front(follower.front), event);
+        let event = Event::SimFrontend(follower, Input::FromLeader(conn, Box::new(told)));
+        self.wire.send(Place::SimFrontend(leader.front), Place::SimFrontend(follower.front), event);
     }
 }

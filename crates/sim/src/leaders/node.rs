@@ -10,7 +10,7 @@ use baton_types::{
     NodeId, NodeInfo, NodeProfile, NodeRole, PrefillEvent, PrefillJob, Refused, RequestKey,
 };
 
-use super::wire::{Command, Event, Place, Says, Wire};
+use super::wire::{Command, Event, NodeMessage, Place, Wire};
 
 /// Something that a node has to do.
 #[derive(Debug)]
@@ -100,16 +100,16 @@ impl Node {
         }
     }
 
-    fn says(&self, wire: &mut Wire, to: (usize, u64), starts: &[u64], says: Says) {
+    fn says(&self, wire: &mut Wire, to: (usize, u64), starts: &[u64], says: NodeMessage) {
         let (front, session) = to;
         if self.sessions[front] == Some(session) {
-            let start = super::wire::FrontStart { front, start: starts[front] };
+            let start = super::wire::FrontendStart { front, start: starts[front] };
             let input = super::wire::Input::Node(self.place, session, says);
-            wire.send(Place::Node(self.place), Place::Front(front), Event::Front(start, input));
+            wire.send(Place::Node(self.place), Place::SimFrontend(front), Event::SimFrontend(start, input));
         }
     }
 
-    fn says_all(&self, wire: &mut Wire, starts: &[u64], says: impl Fn() -> Says) {
+    fn says_all(&self, wire: &mut Wire, starts: &[u64], says: impl Fn() -> NodeMessage) {
         for (front, session) in self.sessions.iter().enumerate() {
             if let Some(session) = session {
                 self.says(wire, (front, *session), starts, says());
@@ -120,11 +120,11 @@ impl Node {
     /// A session with a frontend begins.
     pub(super) fn on_session(&mut self, wire: &mut Wire, front: usize, session: u64, starts: &[u64], name: NodeId) {
         self.sessions[front] = Some(session);
-        self.says(wire, (front, session), starts, Says::Joined(Box::new(self.info(name))));
-        let load = Says::Load(Box::new(self.load()));
+        self.says(wire, (front, session), starts, NodeMessage::Joined(Box::new(self.info(name))));
+        let load = NodeMessage::Load(Box::new(self.load()));
         self.says(wire, (front, session), starts, load);
         if self.term_fence.latest() > 0 {
-            self.says(wire, (front, session), starts, Says::LeaderTerm(self.term_fence.latest()));
+            self.says(wire, (front, session), starts, NodeMessage::LeaderTerm(self.term_fence.latest()));
         }
     }
 
@@ -141,7 +141,7 @@ impl Node {
     }
 
     pub(super) fn report(&self, wire: &mut Wire, starts: &[u64]) {
-        self.says_all(wire, starts, || Says::Load(Box::new(self.load())));
+        self.says_all(wire, starts, || NodeMessage::Load(Box::new(self.load())));
     }
 
     pub(super) fn on_command(
@@ -172,11 +172,11 @@ impl Node {
                     Err(stale) => {
                         counts.stale += 1;
                         let refused = Refused { kind: ErrorKind::Unavailable, message: stale.to_string() };
-                        self.says(wire, from, starts, Says::LeaderTerm(stale.latest));
+                        self.says(wire, from, starts, NodeMessage::LeaderTerm(stale.latest));
                         let failed = RequestEvent::Prefill(PrefillEvent::Failed(refused));
-                        return self.says(wire, from, starts, Says::Event(key, Box::new(failed)));
+                        return self.says(wire, from, starts, NodeMessage::Event(key, Box::new(failed)));
                     }
-                    Ok(true) => self.says_all(wire, starts, || Says::LeaderTerm(term)),
+                    Ok(true) => self.says_all(wire, starts, || NodeMessage::LeaderTerm(term)),
                     Ok(false) => {}
                 }
                 assert!(term >= self.accepted, "an order of term {term} after one of term {}", self.accepted);
@@ -193,16 +193,16 @@ impl Node {
         if job.is_migration {
             let fetched = RequestEvent::Prefill(PrefillEvent::Fetched(FetchReport::default()));
             let first = job.output_tokens;
-            self.says(wire, from, starts, Says::Event(key, Box::new(fetched)));
+            self.says(wire, from, starts, NodeMessage::Event(key, Box::new(fetched)));
             return self.after(wire, 50, Work::Step(key, first));
         }
         let refuses = job.decode.is_some() && wire.chance.below(20) == 0;
         let started = PrefillEvent::Started { queue: Duration::ZERO, cached_tokens: 0 };
-        self.says(wire, from, starts, Says::Event(key, Box::new(RequestEvent::Prefill(started))));
+        self.says(wire, from, starts, NodeMessage::Event(key, Box::new(RequestEvent::Prefill(started))));
         if refuses {
             let refused = Refused { kind: ErrorKind::Overloaded, message: "no blocks".into() };
             let refused = RequestEvent::Prefill(PrefillEvent::GrantRefused(refused));
-            return self.says(wire, from, starts, Says::Event(key, Box::new(refused)));
+            return self.says(wire, from, starts, NodeMessage::Event(key, Box::new(refused)));
         }
         self.after(wire, 200, Work::Computed(key));
     }
@@ -233,7 +233,7 @@ impl Node {
                 } else {
                     PrefillEvent::DecodeFailed(refused())
                 };
-                let says = Says::Event(of.job.key, Box::new(RequestEvent::Prefill(event)));
+                let says = NodeMessage::Event(of.job.key, Box::new(RequestEvent::Prefill(event)));
                 self.says(wire, (of.front, of.session), starts, says);
                 None
             }
@@ -247,7 +247,7 @@ impl Node {
                 let prompt_logprobs = Vec::new();
                 let compute = Duration::from_millis(1);
                 let first = PrefillEvent::FirstToken { token: index + 1, logprobs, prompt_logprobs, finish, compute };
-                self.says(wire, to, starts, Says::Event(key, Box::new(RequestEvent::Prefill(first))));
+                self.says(wire, to, starts, NodeMessage::Event(key, Box::new(RequestEvent::Prefill(first))));
                 Some((target?, of, index + 1))
             }
             Work::Step(key, index) => {
@@ -256,7 +256,7 @@ impl Node {
                 let most = of.job.sampling.max_tokens;
                 let finish = (index + 1 >= most).then_some(FinishReason::Length);
                 let token = DecodeEvent::Token { index, token: index + 1, logprobs: None, finish, queue: None };
-                self.says(wire, to, starts, Says::Event(key, Box::new(RequestEvent::Decode(token))));
+                self.says(wire, to, starts, NodeMessage::Event(key, Box::new(RequestEvent::Decode(token))));
                 if finish.is_some() {
                     self.jobs.remove(&key);
                     return None;
@@ -266,7 +266,7 @@ impl Node {
                         wire,
                         to,
                         starts,
-                        Says::Event(key, Box::new(RequestEvent::MigrationRequested(index + 1))),
+                        NodeMessage::Event(key, Box::new(RequestEvent::MigrationRequested(index + 1))),
                     );
                 }
                 self.after(wire, 60, Work::Step(key, index + 1));

@@ -13,7 +13,7 @@ use crate::event::EventQueue;
 
 /// A start of a frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct FrontStart {
+pub(super) struct FrontendStart {
     pub front: usize,
     pub start: u64,
 }
@@ -21,7 +21,7 @@ pub(super) struct FrontStart {
 /// A place in the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Place {
-    Front(usize),
+    SimFrontend(usize),
     Node(usize),
     Etcd,
 }
@@ -36,7 +36,7 @@ pub(super) enum Command {
 
 /// What a node says on a session.
 #[derive(Debug)]
-pub(super) enum Says {
+pub(super) enum NodeMessage {
     Joined(Box<NodeInfo>),
     Load(Box<Load>),
     Event(RequestKey, Box<RequestEvent>),
@@ -53,7 +53,7 @@ pub(super) enum Input {
     Drains,
     Ends,
     /// Of a session: its number, and what was said.
-    Node(usize, u64, Says),
+    Node(usize, u64, NodeMessage),
     SessionOver(usize, u64),
     Etcd(u64, EtcdAnswer),
     EtcdSilent(u64),
@@ -71,7 +71,7 @@ pub(super) enum Input {
 
 #[derive(Debug)]
 pub(super) enum Event {
-    Front(FrontStart, Input),
+    SimFrontend(FrontendStart, Input),
     Command {
         node: usize,
         session: u64,
@@ -84,7 +84,7 @@ pub(super) enum Event {
         work: Work,
     },
     NodeTick,
-    Etcd(FrontStart, u64, EtcdRequest),
+    Etcd(FrontendStart, u64, EtcdRequest),
     EtcdTick,
     Fault,
     Restart(Place),

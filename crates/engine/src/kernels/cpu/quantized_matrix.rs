@@ -220,7 +220,7 @@ fn unpack_block(form: QuantFormat, quants: &[u8], scales: &[u8], lane: usize) ->
 
 /// The form of the type with this index in `Dtype::ALL`, as a constant.
 #[inline(always)]
-pub(super) const fn form_of<const TYPE: usize>() -> QuantFormat {
+pub(super) const fn format_of<const TYPE: usize>() -> QuantFormat {
     const {
         match Dtype::ALL[TYPE].quant_format() {
             Some(form) => form,
@@ -235,7 +235,7 @@ pub(super) const fn form_of<const TYPE: usize>() -> QuantFormat {
 /// A block's quants can be read; `pair` is below 4.
 #[inline(always)]
 pub(super) unsafe fn two_quads<D: Dots, const TYPE: usize>(quants: *const u8, pair: usize) -> [D::Quants; 2] {
-    let bits = form_of::<TYPE>().bits;
+    let bits = format_of::<TYPE>().bits;
     // SAFETY: the caller's promise.
     unsafe {
         if bits == 8 {
@@ -257,7 +257,7 @@ pub(super) unsafe fn two_quads<D: Dots, const TYPE: usize>(quants: *const u8, pa
 /// They can be read.
 #[inline(always)]
 pub(super) unsafe fn lanes<V: F32x16, const TYPE: usize>(scales: *const u8, index: usize) -> V {
-    let form = form_of::<TYPE>();
+    let form = format_of::<TYPE>();
     // SAFETY: the caller's promise; they begin at a multiple of 32 bytes.
     unsafe {
         let at = scales.add(index * lane_bytes(form));

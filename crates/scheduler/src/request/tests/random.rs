@@ -204,9 +204,9 @@ fn happen(shell: &mut Shell, rng: &mut Random, event: &str) {
             };
             let node = node.unwrap_or(id("x"));
             if event == "node silent" {
-                return shell.core.on_node_away(shell.now, shell.now, &start(node.as_str()), Away::Silent);
+                return shell.core.on_node_away(shell.now, shell.now, &start(node.as_str()), Departure::Silent);
             }
-            return shell.core.on_node_away(shell.now, shell.now, &start(node.as_str()), Away::GivenUp);
+            return shell.core.on_node_away(shell.now, shell.now, &start(node.as_str()), Departure::GivenUp);
         }
         "stopped" => return shell.core.on_stopped(shell.now, shell.delivered.len() as u32),
         "abort" => return shell.core.on_abort(shell.now),

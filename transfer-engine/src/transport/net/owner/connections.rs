@@ -22,15 +22,15 @@ const IDLE_MS: u64 = 100;
 /// In the middle of a payload it may be silent for so much longer: links stall.
 const PAYLOAD_GRACE_MS: u64 = 900;
 
-struct Made(Instant);
+struct OpenedAt(Instant);
 
-impl Default for Made {
+impl Default for OpenedAt {
     fn default() -> Self {
         Self(baton_runtime::now())
     }
 }
 
-impl Made {
+impl OpenedAt {
     fn elapsed_ms(&self) -> u64 {
         self.0.elapsed().as_millis() as u64
     }
@@ -75,7 +75,7 @@ type Key = (NodeStart, u64);
 #[derive(Default)]
 pub(crate) struct Connections {
     live: Mutex<HashMap<Key, Live>>,
-    made: Made,
+    made: OpenedAt,
     /// Writers' memory that their connections share.
     pub(crate) views: ViewCache,
 }

@@ -18,7 +18,7 @@ use crate::transport::net::wire::stream::Stream;
 use crate::transport::net::wire::{Frame, MAX_FRAME_SPANS, Reply, put_check, put_commit, put_copy};
 use crate::transport::net::writer::carrier::Carrier;
 use crate::transport::net::writer::lane::LaneTask;
-use crate::transport::net::writer::part::{Carried, InHand, Part, too_short};
+use crate::transport::net::writer::part::{Carried, CarriedPart, Part, too_short};
 use crate::{SegmentId, batch};
 
 /// Most segments of an owner.
@@ -107,7 +107,7 @@ impl ShmCarrier {
         let Some(armed) = self.slots.arm(&part.fence).await else { return lane.give_up(part, false).await };
         let place = armed.place();
         if let Some(sending) = lane.sent().get_mut(&part.id) {
-            sending.in_hand = InHand::Armed(armed);
+            sending.in_hand = CarriedPart::Armed(armed);
         }
         for spans in part.spans.chunks(MAX_FRAME_SPANS) {
             put_copy(&mut head, &part.target(), part.local_segment, place, spans);

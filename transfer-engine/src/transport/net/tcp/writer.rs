@@ -10,7 +10,7 @@ use crate::transport::net::wire::payload::{Cursor, Outgoing};
 use crate::transport::net::wire::{MAX_FRAME_SPANS, PartId, put_commit, put_data, put_read};
 use crate::transport::net::writer::carrier::Carrier;
 use crate::transport::net::writer::lane::LaneTask;
-use crate::transport::net::writer::part::{Carried, InHand, Part, Sending};
+use crate::transport::net::writer::part::{Carried, CarriedPart, Part, Sending};
 
 /// The connection itself carries the payload.
 pub(crate) struct TcpCarrier;
@@ -52,14 +52,14 @@ impl Carrier for TcpCarrier {
             }
         }
         if let Some(sending) = lane.sent().get_mut(&id) {
-            sending.in_hand = InHand::Landing(cursor);
+            sending.in_hand = CarriedPart::Landing(cursor);
         }
         Ok(())
     }
 
     fn may_acknowledge(&self, sending: &Sending) -> bool {
         sending.part.op == Op::Write
-            || matches!(&sending.in_hand, InHand::Landing(cursor) if cursor.is_done())
+            || matches!(&sending.in_hand, CarriedPart::Landing(cursor) if cursor.is_done())
             // Of a batch that is over, nothing lands.
             || sending.part.fence.enter().is_none()
     }
@@ -136,7 +136,7 @@ async fn ask(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::Result<Carr
     let spans = part.spans.iter().map(|span| (span.local_offset as usize, span.len as usize));
     let landing = Cursor::new(&part.local, spans);
     if let Some(sending) = lane.sent().get_mut(&part.id) {
-        sending.in_hand = InHand::Landing(landing);
+        sending.in_hand = CarriedPart::Landing(landing);
     }
     put_read(&mut head, &part.target(), &part.spans);
     lane.stream.write_all(&head).await?;
@@ -146,8 +146,8 @@ async fn ask(lane: &LaneTask, part: &Part, mut head: Vec<u8>) -> io::Result<Carr
 fn take_landing(lane: &LaneTask, id: PartId) -> Option<(Arc<Part>, Cursor)> {
     let mut sent = lane.sent();
     let sending = sent.get_mut(&id)?;
-    match std::mem::replace(&mut sending.in_hand, InHand::Nothing) {
-        InHand::Landing(cursor) => Some((Arc::clone(&sending.part), cursor)),
+    match std::mem::replace(&mut sending.in_hand, CarriedPart::Nothing) {
+        CarriedPart::Landing(cursor) => Some((Arc::clone(&sending.part), cursor)),
         other => {
             sending.in_hand = other;
             None

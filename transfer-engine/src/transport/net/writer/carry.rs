@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::part::{InHand, LaneEnd, Loss, Outcome, Part, Sending};
+use super::part::{CarriedPart, LaneEnd, Loss, Outcome, Part, Sending};
 use super::peer::{Peer, Wanted};
 use crate::batch::Op;
 use crate::grant::MAX_PARTS;
@@ -157,7 +157,7 @@ async fn send(
         outcome: outcomes.clone(),
         _in_flight,
         load: None,
-        in_hand: InHand::Nothing,
+        in_hand: CarriedPart::Nothing,
     });
     for _ in 0..LANE_CHOICES {
         let lane = peer.lane(&state.wanted).await?;

@@ -87,7 +87,7 @@ pub(crate) enum Carried {
 }
 
 /// What a part under way has, by what carries it.
-pub(crate) enum InHand {
+pub(crate) enum CarriedPart {
     Nothing,
     /// The owner may fetch it as long as this lives (shm).
     Armed(#[expect(dead_code, reason = "held for its end")] Armed),
@@ -128,7 +128,7 @@ pub(crate) struct Sending {
     pub(crate) _in_flight: (OwnedSemaphorePermit, InFlight),
     /// Its share of its lane's load, until there is an outcome.
     pub(crate) load: Option<LaneLoad>,
-    pub(crate) in_hand: InHand,
+    pub(crate) in_hand: CarriedPart,
 }
 
 /// Counts a part among a lane's load.

@@ -11,7 +11,7 @@ use super::super::linear::{Destination, Target};
 use super::super::product_buffers::{GATE_STRIDE, GATES};
 use super::super::quantize::{BLOCK, QuantizedBlock, QuantizedRows, ZERO, quantize_block};
 use super::super::quantized_matrix::{
-    QuantizedMatrix, TILE_OUTPUTS, form_of, groups, lanes, per_type, quant_bytes, scale_bytes, two_quads,
+    QuantizedMatrix, TILE_OUTPUTS, format_of, groups, lanes, per_type, quant_bytes, scale_bytes, two_quads,
 };
 use super::super::row_buffers::GROUP;
 use super::super::swiglu::gate_of;
@@ -217,9 +217,9 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const TILES: 
     target: Target,
     ahead: &mut WeightsAhead,
 ) {
-    let form = form_of::<TYPE>();
+    let form = format_of::<TYPE>();
     // A minimum is taken off a whole block.
-    const { assert!(form_of::<TYPE>().zero.is_some() || groups(form_of::<TYPE>()) == 1) };
+    const { assert!(format_of::<TYPE>().zero.is_some() || groups(format_of::<TYPE>()) == 1) };
     let next_quants = blocks.len() * quant_bytes(form);
     let next_scales = blocks.len() * scale_bytes(form);
     let mut sums = [[D::Floats::splat(0.0); TILES]; ROWS];
@@ -248,7 +248,7 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const TILES: 
                 unrolled!(quad in 0 1 => { unrolled!(row in 0 1 2 3 => if row < ROWS {
                     let inputs = inputs.add(row).cast::<i32>().add(2 * pair + quad).read_unaligned();
                     unrolled!(packed_tile in 0 1 => if packed_tile < TILES {
-                        dots[row][packed_tile] = if const { form_of::<TYPE>().is_wide() } {
+                        dots[row][packed_tile] = if const { format_of::<TYPE>().is_wide() } {
                             D::dot_wide(dots[row][packed_tile], quads[packed_tile][quad], inputs)
                         } else {
                             D::dot(dots[row][packed_tile], quads[packed_tile][quad], inputs)
@@ -299,10 +299,10 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const TILES: 
 /// `first + row` is below 16.
 #[inline(always)]
 unsafe fn zero<const TYPE: usize>(block: &QuantizedBlock, group: usize, first: usize, row: usize) -> i32 {
-    let form = form_of::<TYPE>();
+    let form = format_of::<TYPE>();
     let Some(zero) = form.zero else { return 0 };
     const {
-        if let Some(zero) = form_of::<TYPE>().zero {
+        if let Some(zero) = format_of::<TYPE>().zero {
             assert!(zero as i32 % ZERO == 0);
         }
     }

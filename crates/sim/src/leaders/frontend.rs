@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_scheduler::{
-    Answer, Away, Candidate, Cluster, ClusterConfig, Desk, DeskEffect, Following, Grounds, Leadership, LedgerEntry,
-    LinkId, Policies, PromptsAtDecode, RequestCore, RequestEffect, RequestJob, RequestKey, RequestLimits,
+    Answer, Candidate, Cluster, ClusterConfig, DecisionReasons, Departure, Desk, DeskEffect, Following, Leadership,
+    LedgerEntry, LinkId, Policies, PromptsAtDecode, RequestCore, RequestEffect, RequestJob, RequestKey, RequestLimits,
 };
 use baton_types::{
     ConductorId, FromLeader, Generation, NodeId, NodeStart, Question, Refused, RequestId, SamplingParams, Slo, ToLeader,
@@ -16,7 +16,7 @@ use baton_types::{
 
 use super::election::{Election, Timer};
 use super::net::Net;
-use super::wire::{Command, Event, FrontStart, Input, Place, Says};
+use super::wire::{Command, Event, FrontendStart, Input, NodeMessage, Place};
 use crate::Random;
 
 /// As the conductor's.
@@ -60,8 +60,8 @@ struct Follow {
 
 /// See the module's text.
 #[derive(Debug)]
-pub(super) struct Front {
-    pub at: FrontStart,
+pub(super) struct SimFrontend {
+    pub at: FrontendStart,
     pub id: ConductorId,
     timer: Timer,
     began: Instant,
@@ -78,8 +78,8 @@ pub(super) struct Front {
     requests: u128,
 }
 
-impl Front {
-    pub(super) fn new(net: &mut Net, at: FrontStart, names: Arc<[NodeId]>) -> Self {
+impl SimFrontend {
+    pub(super) fn new(net: &mut Net, at: FrontendStart, names: Arc<[NodeId]>) -> Self {
         let wire = &mut net.wire;
         let id = ConductorId(wire.chance.next_u64());
         // Clocks are a tenth fast or slow.
@@ -224,18 +224,18 @@ impl Front {
     fn connect(&mut self, net: &mut Net) {
         let Leadership::Other { address } = &self.obeyed else { return };
         let leader: usize = address.parse().expect("addresses are numbers");
-        let own = Place::Front(self.at.front);
-        let other = Place::Front(leader);
+        let own = Place::SimFrontend(self.at.front);
+        let other = Place::SimFrontend(leader);
         if !net.runs[leader] {
             return self.connect_later(net, Duration::ZERO);
         }
         if net.is_stopped(leader) || net.wire.cut_until(own, other).is_some() {
             return self.connect_later(net, GREETING_TIMEOUT);
         }
-        let leader = FrontStart { front: leader, start: net.starts[leader] };
+        let leader = FrontendStart { front: leader, start: net.starts[leader] };
         let conn = net.open(self.at, leader);
         self.follow.conn = Some(conn);
-        net.wire.send(other, own, Event::Front(self.at, Input::Connected(conn)));
+        net.wire.send(other, own, Event::SimFrontend(self.at, Input::Connected(conn)));
     }
 
     fn connect_later(&mut self, net: &mut Net, more: Duration) {
@@ -310,8 +310,8 @@ impl Front {
                     net.tell_follower(conn, told(&question, answer));
                 }
             }
-            ToLeader::Book(key, entry) => {
-                self.desk.on_follower_booked(now, following, key, &entry, &mut self.cluster);
+            ToLeader::LedgerUpdate(key, entry) => {
+                self.desk.on_follower_ledger_update(now, following, key, &entry, &mut self.cluster);
             }
             ToLeader::Greet { .. } => {}
         }
@@ -329,7 +329,7 @@ impl Front {
                     }
                 }
                 DeskEffect::Answer(key, answer) => {
-                    let is_own = matches!(&answer, Answer::Placed(of) if matches!(of.grounds, Grounds::Own(_)));
+                    let is_own = matches!(&answer, Answer::Placed(of) if matches!(of.grounds, DecisionReasons::Own(_)));
                     if is_own {
                         net.log.decided(self.desk.term(), self.id);
                     }
@@ -403,9 +403,9 @@ impl Front {
         }
     }
 
-    fn on_said(&mut self, net: &mut Net, node: usize, session: u64, says: Says) {
+    fn on_said(&mut self, net: &mut Net, node: usize, session: u64, says: NodeMessage) {
         let now = self.now(net);
-        if let Says::Joined(info) = says {
+        if let NodeMessage::Joined(info) = says {
             self.sessions[node] = Some((session, info.generation));
             return self.cluster.on_node_joined(now, *info);
         }
@@ -413,12 +413,12 @@ impl Front {
             return;
         }
         match says {
-            Says::Joined(_) => {}
-            Says::Load(load) => self.cluster.on_load(now, &self.names[node], *load),
-            Says::LeaderTerm(term) => {
+            NodeMessage::Joined(_) => {}
+            NodeMessage::Load(load) => self.cluster.on_load(now, &self.names[node], *load),
+            NodeMessage::LeaderTerm(term) => {
                 self.desk.on_later_term(now, term, &mut self.cluster);
             }
-            Says::Event(key, event) => {
+            NodeMessage::Event(key, event) => {
                 if let Some(live) = self.live.get_mut(&key.request.0) {
                     live.core.on_event(now, key.attempt, *event);
                     self.carry_out(net, key.request.0);
@@ -434,7 +434,7 @@ impl Front {
         self.cluster.on_node_goodbye(now, &lost.node, generation);
         for request in self.live.keys().copied().collect::<Vec<_>>() {
             if let Some(live) = self.live.get_mut(&request) {
-                live.core.on_node_away(now, now, &lost, Away::Died);
+                live.core.on_node_away(now, now, &lost, Departure::Died);
                 self.carry_out(net, request);
             }
         }
@@ -444,7 +444,7 @@ impl Front {
         let node = self.names.iter().position(|name| name == node).expect("a node of this cluster");
         let Some((session, _)) = self.sessions[node] else { return false };
         let event = Event::Command { node, session, front: self.at.front, command };
-        net.wire.send(Place::Front(self.at.front), Place::Node(node), event);
+        net.wire.send(Place::SimFrontend(self.at.front), Place::Node(node), event);
         true
     }
 
@@ -495,8 +495,8 @@ impl Front {
                 RequestEffect::Abort { node, key } => {
                     self.tell_node(net, &node, Command::Abort(key));
                 }
-                RequestEffect::Book { key, entry } => {
-                    self.desk.on_booked(now, key, &entry, cluster);
+                RequestEffect::UpdateLedger { key, entry } => {
+                    self.desk.on_ledger_update(now, key, &entry, cluster);
                     if entry == LedgerEntry::Ended {
                         live.asked.take_if(|(asked, _)| *asked == key);
                     }
