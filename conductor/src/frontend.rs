@@ -230,7 +230,7 @@ impl Frontend {
     /// A request was refused before it was begun.
     pub(crate) fn on_refused(&self, id: RequestId, error: &GenerateError) {
         let told = error.to_string();
-        tracing::info!(request = %id, error = told, "request refused");
+        tracing::info!(request = %id, error = told, "request rejected");
         let outcome: Result<(), _> = Err(error.clone());
         self.metrics.on_admission(&outcome);
         self.window_stats.lock().admission.on_admission(self.clock.now(), &outcome);
@@ -267,7 +267,7 @@ impl Frontend {
             let client_request = Some(&*client_id).filter(|id| !id.is_empty());
             // What it repeats of a request is quoted.
             let error = error.to_string();
-            tracing::info!(request = %id, client_request, error, "request refused");
+            tracing::info!(request = %id, client_request, error, "request rejected");
         });
         let AcceptedRequest { entry, more, text, objectives, job } = taken?;
         let hashes = Arc::clone(&job.block_hashes);

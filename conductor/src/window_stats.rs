@@ -25,22 +25,22 @@ pub struct WindowStats {
     pub goodput: Goodput,
 }
 
-/// Requests taken in, refused and queued at admission since the start.
+/// Requests taken in, rejected and queued at admission since the start.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AdmissionStats {
     /// Taken in.
     pub admitted: u64,
     /// Refused for want of nodes, room or time.
-    pub refused: u64,
+    pub rejected: u64,
     /// Waited in the admission queue, whatever became of them then.
     pub queued: u64,
-    /// The last one refused of each kind, latest first.
-    pub last_refusals: Vec<LastRefusal>,
+    /// The last one rejected of each kind, latest first.
+    pub last_rejections: Vec<LastRejection>,
 }
 
-/// What the last client that was refused was told.
+/// What the last client that was rejected was told.
 #[derive(Debug, Clone, PartialEq)]
-pub struct LastRefusal {
+pub struct LastRejection {
     /// What to do about it.
     pub kind: ErrorKind,
     /// Refusals of this kind.
@@ -54,18 +54,18 @@ pub struct LastRefusal {
 }
 
 impl AdmissionStats {
-    /// A request was taken in or refused. What was wrong with the request itself counts as neither.
+    /// A request was admitted or rejected. A request with a wrong field counts as neither.
     pub fn on_admission<T>(&mut self, now: Instant, outcome: &Result<T, GenerateError>) {
         match outcome {
             Ok(_) => self.admitted += 1,
             Err(error) if matches!(error.kind(), ErrorKind::Overloaded | ErrorKind::Unavailable) => {
-                self.refused += 1;
+                self.rejected += 1;
                 let kind = error.kind();
-                let earlier = self.last_refusals.iter().position(|refusal| refusal.kind == kind);
-                let count = 1 + earlier.map_or(0, |index| self.last_refusals.remove(index).count);
+                let earlier = self.last_rejections.iter().position(|rejection| rejection.kind == kind);
+                let count = 1 + earlier.map_or(0, |index| self.last_rejections.remove(index).count);
                 let message = error.to_string();
                 let retry_after = error.retry_after();
-                self.last_refusals.insert(0, LastRefusal { kind, count, at: now, message, retry_after });
+                self.last_rejections.insert(0, LastRejection { kind, count, at: now, message, retry_after });
             }
             Err(_) => {}
         }
@@ -192,12 +192,12 @@ mod tests {
         window_stats.on_admission(now, &Ok(()));
         window_stats.on_admission::<()>(now, &Err(GenerateError::invalid("seed", "no")));
         window_stats.on_admission::<()>(now, &Err(RequestError::GoingDown.into()));
-        assert_eq!((window_stats.admitted, window_stats.refused), (1, 1));
-        assert_eq!(window_stats.last_refusals[0].message, "this conductor is going down");
+        assert_eq!((window_stats.admitted, window_stats.rejected), (1, 1));
+        assert_eq!(window_stats.last_rejections[0].message, "this conductor is going down");
         let full = GenerateError::Frontend { kind: ErrorKind::Overloaded, message: "full".into(), retry_after: None };
         window_stats.on_admission::<()>(now, &Err(full));
         window_stats.on_admission::<()>(now, &Err(RequestError::GoingDown.into()));
-        let told = window_stats.last_refusals.iter().map(|refusal| (refusal.kind, refusal.count));
+        let told = window_stats.last_rejections.iter().map(|rejection| (rejection.kind, rejection.count));
         assert_eq!(told.collect::<Vec<_>>(), [(ErrorKind::Unavailable, 2), (ErrorKind::Overloaded, 1)]);
     }
 }

@@ -179,7 +179,7 @@ async fn unsupported_http_request_is_refused_by_param() -> anyhow::Result<()> {
         let log = std::fs::read_to_string(&cluster.conductor.log)?;
         let id = &wrong.headers["x-request-id"];
         assert_eq!(
-            log.lines().filter(|line| line.contains(id) && line.contains("request refused")).count(),
+            log.lines().filter(|line| line.contains(id) && line.contains("request rejected")).count(),
             1,
             "{body}"
         );

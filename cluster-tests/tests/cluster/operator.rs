@@ -67,9 +67,9 @@ async fn load_command_reports_admission_goodput_and_prediction_errors() -> anyho
 
     let after = until(&cluster, &["load"], |load| load["goodput"]["ended"] == 6).await?;
     let admission = &after["admission"];
-    assert_eq!((&admission["admitted"], &admission["refused"]), (&6.into(), &1.into()), "{admission}");
-    assert_eq!(admission["refusals"][0]["message"].as_str(), Some(message.as_str()));
-    assert!(admission["refusals"][0]["retry_after_s"].is_null(), "idle nodes would be late, too: {admission}");
+    assert_eq!((&admission["admitted"], &admission["rejected"]), (&6.into(), &1.into()), "{admission}");
+    assert_eq!(admission["rejections"][0]["message"].as_str(), Some(message.as_str()));
+    assert!(admission["rejections"][0]["retry_after_s"].is_null(), "idle nodes would be late, too: {admission}");
     assert_eq!((&after["goodput"]["within"], &after["goodput"]["aborted"]), (&6.into(), &0.into()));
     let mut given_up =
         cluster.inference().generate(Ask::tokens(prompt(200, 8)).max_tokens(2000).ignore_eos().0).await?;
@@ -103,7 +103,7 @@ async fn load_command_reports_admission_goodput_and_prediction_errors() -> anyho
     assert!(metrics.contains("baton_conductor_measured_tokens_sum{quantity=\"output\"} 60"), "{metrics}");
 
     let shown = String::from_utf8(baton(&cluster, &["load"]).await?.stdout)?;
-    assert!(shown.starts_with("PREFILL") && shown.contains("7 admitted, 1 refused"), "{shown}");
+    assert!(shown.starts_with("PREFILL") && shown.contains("7 admitted, 1 rejected"), "{shown}");
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await
 }
@@ -148,7 +148,7 @@ async fn ended_request_is_explained_by_its_id() -> anyhow::Result<()> {
     let record = json(&cluster, &["explain", &id[..8]]).await?;
     assert_eq!(record["request_id"], id, "its first digits are enough");
     assert_eq!(record["end"]["failure"]["message"].as_str(), Some(message.as_str()), "{record}");
-    assert_eq!(record["decisions"][0]["explanation"]["refused"]["message"].as_str(), Some(message.as_str()));
+    assert_eq!(record["decisions"][0]["explanation"]["rejected"]["message"].as_str(), Some(message.as_str()));
 
     let unknown = baton(&cluster, &["explain", &"0".repeat(32)]).await?;
     let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
@@ -228,11 +228,11 @@ async fn explain_shows_request_queued_at_admission_as_one_decision() -> anyhow::
     let record = until(&cluster, &["explain", &answer.request_id], |record| !record["end"].is_null()).await?;
     let decisions = record["decisions"].as_array().unwrap();
     assert_eq!(decisions.len(), 2, "{record}");
-    assert_eq!(decisions[0]["explanation"]["refused"]["waits"], true);
+    assert_eq!(decisions[0]["explanation"]["rejected"]["waits"], true);
     assert!(decisions[0]["times"].as_u64() >= Some(1) && decisions[1]["times"] == 1, "{record}");
     assert_eq!(decisions[1]["explanation"]["placed"]["decode"], "decode-0");
     let load = json(&cluster, &["load"]).await?;
-    let counts = ["admitted", "refused", "queued", "queued_now"].map(|name| load["admission"][name].as_u64());
+    let counts = ["admitted", "rejected", "queued", "queued_now"].map(|name| load["admission"][name].as_u64());
     assert_eq!(counts, [Some(3), Some(0), Some(1), Some(0)], "{load}");
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await

@@ -104,7 +104,7 @@ async fn request_with_too_long_wait_is_refused_with_retry_after() -> anyhow::Res
     assert_eq!(said.status.code(), Some(3), "{error}");
     assert_eq!(error["error"]["kind"], "overloaded", "{error}");
     let load: Value = serde_json::from_slice(&baton(&cluster, &["load"]).await?.stdout)?;
-    assert_eq!(load["admission"]["refused"], refused + 1, "{load}");
+    assert_eq!(load["admission"]["rejected"], refused + 1, "{load}");
 
     // Without it, most of those that were refused wait for longer.
     let open = slow_cluster("off").await?;

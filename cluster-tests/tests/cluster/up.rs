@@ -88,7 +88,7 @@ async fn check_explanations(conductor: &str) -> anyhow::Result<()> {
     assert_eq!(again["cached_tokens"], after["placed"]["cached_tokens"], "{after}");
     assert!(again["cached_tokens"].as_u64() > Some(100), "{again}");
     let refused = explain(&["--ttft-slo-ms", "0.001"]).await?;
-    let message = refused["refused"]["message"].as_str().unwrap_or_default();
+    let message = refused["rejected"]["message"].as_str().unwrap_or_default();
     assert!(message.starts_with("the time to first token would be"), "{refused}");
     Ok(())
 }

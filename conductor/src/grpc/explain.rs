@@ -34,7 +34,7 @@ fn decided(decision: &Result<Placement, Refusal>) -> v1::explain_response::Decis
                 tbt_s: placement.predicted_tbt.map(|Tbt(tbt)| tbt.as_secs_f64()),
             })
         }
-        Err(refusal) => v1::explain_response::Decision::Refused(v1::RefusalDecision {
+        Err(refusal) => v1::explain_response::Decision::Rejected(v1::RejectionDecision {
             message: refusal.message.clone(),
             retry_after_s: refusal.retry_after.map(|after| after.as_secs_f64()),
             waits: refusal.hold.is_some(),

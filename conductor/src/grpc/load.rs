@@ -8,7 +8,7 @@ use baton_types::NodeRole;
 
 use crate::frontend::Frontend;
 use crate::prediction_errors::{Estimate, PredictionErrors};
-use crate::window_stats::{AdmissionStats, Goodput, LastRefusal};
+use crate::window_stats::{AdmissionStats, Goodput, LastRejection};
 
 pub(super) fn response(frontend: &Frontend) -> v1::ClusterLoadResponse {
     let now = frontend.clock.now();
@@ -60,18 +60,18 @@ fn decode_load(cluster: &Cluster, now: Instant, node: &ClusterNode) -> v1::Decod
 }
 
 fn admission_load(now: Instant, window_stats: &AdmissionStats) -> v1::AdmissionLoad {
-    let last_refusal = |refusal: &LastRefusal| v1::LastRefusal {
-        age_s: now.saturating_duration_since(refusal.at).as_secs_f64(),
-        message: refusal.message.clone(),
-        retry_after_s: refusal.retry_after.map(|after| after.as_secs_f64()),
-        kind: refusal.kind.as_str().into(),
-        count: refusal.count,
+    let last_rejection = |rejection: &LastRejection| v1::LastRejection {
+        age_s: now.saturating_duration_since(rejection.at).as_secs_f64(),
+        message: rejection.message.clone(),
+        retry_after_s: rejection.retry_after.map(|after| after.as_secs_f64()),
+        kind: rejection.kind.as_str().into(),
+        count: rejection.count,
     };
     v1::AdmissionLoad {
         admitted: window_stats.admitted,
-        refused: window_stats.refused,
+        rejected: window_stats.rejected,
         queued: window_stats.queued,
-        refusals: window_stats.last_refusals.iter().map(last_refusal).collect(),
+        rejections: window_stats.last_rejections.iter().map(last_rejection).collect(),
         ..v1::AdmissionLoad::default()
     }
 }

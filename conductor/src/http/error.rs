@@ -134,7 +134,7 @@ pub(super) async fn finish(request: Request, next: Next) -> Response {
             let path = shown(&path);
             let status = failure.status;
             let error = failure.message.as_str();
-            tracing::info!(request = %own, client_request, path, status, error, "request refused");
+            tracing::info!(request = %own, client_request, path, status, error, "request rejected");
         }
         let form = if is_anthropic { ErrorForm::Anthropic } else { ErrorForm::OpenAi };
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -93,10 +93,11 @@ fn decision(decision: Option<&Decision>) -> String {
             let ttft = seconds(placed.ttft_s);
             format!("goes to   {prefill}{decode}: {cached} tokens cached, TTFT {ttft}{tbt}")
         }
-        Some(Decision::Refused(refused)) => {
-            let verdict = if refused.waits { "waits    " } else { "refused  " };
-            let retry = refused.retry_after_s.map(|after| format!("; retry in {}", seconds(after))).unwrap_or_default();
-            format!("{verdict} {}{retry}", refused.message)
+        Some(Decision::Rejected(rejected)) => {
+            let verdict = if rejected.waits { "waits    " } else { "rejected " };
+            let retry =
+                rejected.retry_after_s.map(|after| format!("; retry in {}", seconds(after))).unwrap_or_default();
+            format!("{verdict} {}{retry}", rejected.message)
         }
         None => "the conductor did not say".to_owned(),
     }
@@ -165,7 +166,7 @@ pub fn to_json(explained: &v1::ExplainResponse) -> Value {
     let rest = |counts: &[v1::VerdictCount]| -> Vec<_> {
         counts.iter().map(|count| json!({ "verdict": count.verdict, "nodes": count.nodes })).collect()
     };
-    let (placed, refused) = match &explained.decision {
+    let (placed, rejected) = match &explained.decision {
         Some(Decision::Placed(placed)) => (
             json!({
                 "prefill": placed.prefill, "decode": (!placed.decode.is_empty()).then_some(&placed.decode),
@@ -173,17 +174,17 @@ pub fn to_json(explained: &v1::ExplainResponse) -> Value {
             }),
             Value::Null,
         ),
-        Some(Decision::Refused(refused)) => (
+        Some(Decision::Rejected(rejected)) => (
             Value::Null,
             json!({
-                "message": refused.message, "retry_after_s": refused.retry_after_s, "waits": refused.waits,
+                "message": rejected.message, "retry_after_s": rejected.retry_after_s, "waits": rejected.waits,
             }),
         ),
         None => (Value::Null, Value::Null),
     };
     json!({
         "prompt_tokens": explained.prompt_tokens, "placement": explained.placement, "admission": explained.admission,
-        "placed": placed, "refused": refused, "prefill": prefill.collect::<Vec<_>>(), "decode": decode.collect::<Vec<_>>(),
+        "placed": placed, "rejected": rejected, "prefill": prefill.collect::<Vec<_>>(), "decode": decode.collect::<Vec<_>>(),
         "prefill_rest": rest(&explained.prefill_rest), "decode_rest": rest(&explained.decode_rest),
     })
 }
@@ -291,16 +292,16 @@ d0      chosen   7          12.0 ms  0 us  2.00 s, disturbs";
 
     #[test]
     fn explain_shows_why_a_request_is_refused_and_when_to_retry() {
-        let refused = |waits| {
+        let rejected = |waits| {
             let message = "the time to first token would be 31s".to_owned();
-            let decision = v1::RefusalDecision { message, retry_after_s: Some(2.5), waits };
-            explained(Decision::Refused(decision))
+            let decision = v1::RejectionDecision { message, retry_after_s: Some(2.5), waits };
+            explained(Decision::Rejected(decision))
         };
-        let text = render(&refused(false), Paint::none());
-        assert!(text.contains("refused   the time to first token would be 31s; retry in 2.50 s"), "{text}");
-        assert!(render(&refused(true), Paint::none()).contains("\nwaits     the time"));
-        let json = to_json(&refused(false));
-        assert_eq!((&json["placed"], &json["refused"]["waits"]), (&Value::Null, &Value::Bool(false)));
+        let text = render(&rejected(false), Paint::none());
+        assert!(text.contains("rejected  the time to first token would be 31s; retry in 2.50 s"), "{text}");
+        assert!(render(&rejected(true), Paint::none()).contains("\nwaits     the time"));
+        let json = to_json(&rejected(false));
+        assert_eq!((&json["placed"], &json["rejected"]["waits"]), (&Value::Null, &Value::Bool(false)));
     }
 
     #[test]

@@ -80,17 +80,18 @@ fn estimate_row(estimate: &v1::PredictionError) -> Vec<String> {
 
 fn admission(admission: Option<&v1::AdmissionLoad>) -> String {
     let Some(admission) = admission else { return "the conductor did not say what it took in".to_owned() };
-    let v1::AdmissionLoad { policy, admitted, refused, queued, queued_now, .. } = admission;
-    let counts =
-        format!("admission  {policy}: {admitted} admitted, {refused} refused, {queued} queued, {queued_now} wait now");
-    let refusals = admission.refusals.iter().map(refusal);
-    std::iter::once(counts).chain(refusals).collect::<Vec<_>>().join("\n")
+    let v1::AdmissionLoad { policy, admitted, rejected, queued, queued_now, .. } = admission;
+    let counts = format!(
+        "admission  {policy}: {admitted} admitted, {rejected} rejected, {queued} queued, {queued_now} wait now"
+    );
+    let rejections = admission.rejections.iter().map(rejection);
+    std::iter::once(counts).chain(rejections).collect::<Vec<_>>().join("\n")
 }
 
-fn refusal(last: &v1::LastRefusal) -> String {
+fn rejection(last: &v1::LastRejection) -> String {
     let retry = last.retry_after_s.map(|after| format!("; retry in {}", seconds(after))).unwrap_or_default();
-    let v1::LastRefusal { kind, count, message, .. } = last;
-    format!("refused    {} ago: {message}{retry} ({kind}: {count})", seconds(last.age_s))
+    let v1::LastRejection { kind, count, message, .. } = last;
+    format!("rejected   {} ago: {message}{retry} ({kind}: {count})", seconds(last.age_s))
 }
 
 fn goodput(goodput: v1::Goodput) -> String {
@@ -119,13 +120,13 @@ fn to_json(load: &v1::ClusterLoadResponse) -> Value {
         })
     });
     let admission = load.admission.clone().unwrap_or_default();
-    let refusals = admission.refusals.iter().map(|last| {
+    let rejections = admission.rejections.iter().map(|last| {
         json!({
             "kind": last.kind, "count": last.count, "age_s": last.age_s, "message": last.message,
             "retry_after_s": last.retry_after_s,
         })
     });
-    let refusals: Vec<_> = refusals.collect();
+    let rejections: Vec<_> = rejections.collect();
     let goodput = load.goodput.unwrap_or_default();
     let estimates = load.prediction_errors.iter().map(|estimate| {
         json!({
@@ -138,8 +139,8 @@ fn to_json(load: &v1::ClusterLoadResponse) -> Value {
         "prefill": prefill.collect::<Vec<_>>(),
         "decode": decode.collect::<Vec<_>>(),
         "admission": {
-            "policy": admission.policy, "admitted": admission.admitted, "refused": admission.refused,
-            "queued": admission.queued, "queued_now": admission.queued_now, "refusals": refusals,
+            "policy": admission.policy, "admitted": admission.admitted, "rejected": admission.rejected,
+            "queued": admission.queued, "queued_now": admission.queued_now, "rejections": rejections,
         },
         "goodput": { "window_s": goodput.window_s, "ended": goodput.ended, "within": goodput.within, "aborted": goodput.aborted },
         "prediction_errors": estimates.collect::<Vec<_>>(),
@@ -168,14 +169,14 @@ mod tests {
             tbt_s: Some(0.012),
             step_s: None,
         };
-        let last = v1::LastRefusal {
+        let last = v1::LastRejection {
             age_s: 3.0,
             message: "full".into(),
             retry_after_s: Some(0.5),
             kind: "overloaded".into(),
             count: 2,
         };
-        let earlier = v1::LastRefusal {
+        let earlier = v1::LastRejection {
             age_s: 300.0,
             message: "no node is ready".into(),
             retry_after_s: None,
@@ -185,9 +186,9 @@ mod tests {
         let admission = v1::AdmissionLoad {
             policy: "value-density".into(),
             admitted: 9,
-            refused: 2,
+            rejected: 2,
             queued: 1,
-            refusals: vec![last, earlier],
+            rejections: vec![last, earlier],
             ..v1::AdmissionLoad::default()
         };
         let measured = v1::PredictionError {
@@ -218,9 +219,9 @@ p0       ready  3        1.25 s  8000
 DECODE  STATE    SEQUENCES  RUNNING  KV BLOCKS  TBT      STEP
 d0      suspect  7          6        40/100     12.0 ms  -
 
-admission  value-density: 9 admitted, 2 refused, 1 queued, 0 wait now
-refused    3.00 s ago: full; retry in 500.0 ms (overloaded: 2)
-refused    300.00 s ago: no node is ready (unavailable: 5)
+admission  value-density: 9 admitted, 2 rejected, 1 queued, 0 wait now
+rejected   3.00 s ago: full; retry in 500.0 ms (overloaded: 2)
+rejected   300.00 s ago: no node is ready (unavailable: 5)
 goodput    0.50 requests/s: 30 of 33 within their objectives, 2 aborted in 60 s
 
 QUANTITY  N  PREDICTED  MEASURED  BIAS   ERROR P50  ERROR P90
@@ -232,13 +233,13 @@ output    0  -          -         -      -          -";
     #[test]
     fn load_json_has_null_for_unknown_figures() {
         let json = to_json(&load());
-        assert_eq!(json["admission"]["refusals"][1]["count"], 5);
+        assert_eq!(json["admission"]["rejections"][1]["count"], 5);
         assert_eq!(
             (&json["decode"][0]["step_s"], &json["prediction_errors"][1]["error_p50"]),
             (&Value::Null, &Value::Null)
         );
         assert_eq!(
-            (&json["admission"]["refusals"][0]["message"], &json["goodput"]["within"]),
+            (&json["admission"]["rejections"][0]["message"], &json["goodput"]["within"]),
             (&json!("full"), &json!(30))
         );
     }

@@ -24,7 +24,7 @@ impl Ends {
             all.again.add(&one.again);
             all.different.extend(one.different);
             all.failed.extend(one.failed);
-            all.refused.extend(one.refused);
+            all.rejected.extend(one.rejected);
             all
         })
     }
@@ -98,15 +98,15 @@ impl Report {
     }
 
     pub fn text(&self) -> String {
-        let Ends { right, again, different, failed, refused } = &self.ends;
+        let Ends { right, again, different, failed, rejected } = &self.ends;
         let mut lines = vec![format!(
-            "{} requests: {right} as without faults, {} different, {} failed, {} refused",
+            "{} requests: {right} as without faults, {} different, {} failed, {} rejected",
             self.ends.count(),
             different.len(),
             failed.len(),
-            refused.len()
+            rejected.len()
         )];
-        for (what, list) in [("different", different), ("failed", failed), ("refused", refused)] {
+        for (what, list) in [("different", different), ("failed", failed), ("rejected", rejected)] {
             lines.extend(list.iter().take(TOLD).map(|one| format!("  {what}: {one}")));
         }
         if again.count > 0 {
@@ -146,7 +146,7 @@ impl Report {
     }
 
     pub fn json(&self) -> Value {
-        let Ends { right, again, different, failed, refused } = &self.ends;
+        let Ends { right, again, different, failed, rejected } = &self.ends;
         let gaps = |gaps: &Gaps| {
             let seconds: Vec<_> = gaps.longest.iter().map(Duration::as_secs_f64).collect();
             json!({ "fault": gaps.kind.as_str(), "role": gaps.role, "longest_gap_s": seconds })
@@ -155,7 +155,7 @@ impl Report {
             "requests": self.ends.count(), "right": right, "asked_again": again.count,
             "asked_elsewhere": again.elsewhere, "asked_at_several": again.at_several,
             "interrupted": again.interrupted, "attached": again.attached,
-            "from_cache": again.from_cache, "different": different, "failed": failed, "refused": refused,
+            "from_cache": again.from_cache, "different": different, "failed": failed, "rejected": rejected,
             "faults": self.gaps.iter().map(gaps).collect::<Vec<_>>(),
             "memory_growth": self.growth.iter().map(|(name, grown)| json!({ "process": name, "growth": grown })).collect::<Vec<_>>(),
             "left": self.aftermath.as_ref().err(),

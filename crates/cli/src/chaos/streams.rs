@@ -19,7 +19,7 @@ use crate::error::CliError;
 
 /// A client that has lost a conductor asks the next one after this long.
 const LOST: Duration = Duration::from_millis(100);
-/// A refused client comes again after this long.
+/// A rejected client comes again after this long.
 const COME_AGAIN: Duration = Duration::from_millis(500);
 /// A stream that says nothing for so long is taken to be hung.
 const HUNG: Duration = Duration::from_secs(60);
@@ -68,13 +68,13 @@ pub struct Ends {
     /// Why others failed after they were taken in.
     pub failed: Vec<String>,
     /// Why others were not taken in.
-    pub refused: Vec<String>,
+    pub rejected: Vec<String>,
 }
 
 impl Ends {
     /// All of them.
     pub fn count(&self) -> u64 {
-        self.right + (self.different.len() + self.failed.len() + self.refused.len()) as u64
+        self.right + (self.different.len() + self.failed.len() + self.rejected.len()) as u64
     }
 }
 
@@ -179,7 +179,7 @@ impl Streams {
                 Ok(()) if answer.said == self.expected[n] => ends.right += 1,
                 Ok(()) => ends.different.push(format!("request {n}")),
                 Err(Failed::Refused(why) | Failed::Lost(why, false) | Failed::Silent(why, false)) => {
-                    ends.refused.push(why);
+                    ends.rejected.push(why);
                     baton_runtime::sleep(COME_AGAIN).await;
                 }
                 Err(Failed::Lost(why, true) | Failed::Silent(why, true) | Failed::Ended(why)) => ends.failed.push(why),

@@ -75,8 +75,8 @@ pub fn add_settings(spec: &mut Spec, settings: &[RoleSetting]) -> Result<(), Cli
     Ok(())
 }
 
-/// Checks that a role has the keys of its settings, before any process starts: the role itself would
-/// say so with a usage of all its flags.
+/// Checks that a role has the keys of its settings, before any process starts: the role itself
+/// would say so with a usage of all its flags.
 ///
 /// # Errors
 /// It does not have one of them.

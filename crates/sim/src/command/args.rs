@@ -75,14 +75,14 @@ pub struct SimulateArgs {
     /// smoothing, admission-queue
     #[arg(long, value_name = "FEATURE")]
     pub without: Option<Feature>,
-    /// Placement mooncake: fetch the longest prefix if a node's own is shorter by this factor
-    /// [default: 1.5]
+    /// Placement mooncake: fetch the longest prefix if a node's own is shorter by this factor.
+    /// Without it, by 1.5
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, value_parser = threshold)]
     pub balancing_threshold: Option<f64>,
-    /// Cache N blocks per prefill node [default: the profile's]
+    /// Cache N blocks per prefill node. Without it, the profile's number
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub cache_blocks: Option<u32>,
-    /// Give each decode node N blocks [default: the profile's]
+    /// Give each decode node N blocks. Without it, the profile's number
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub decode_blocks: Option<u32>,
     /// Give each prefill node an SSD tier of N blocks
@@ -102,7 +102,7 @@ pub struct SimulateArgs {
     /// message, step or disk fails. Every block's contents are checked
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
     pub fault_every: Option<Duration>,
-    /// Inject only this fault, as in kill [default: every kind]
+    /// Inject only this fault, as in kill. Without it, every kind
     #[arg(long, value_name = "KIND", requires = "fault_every")]
     pub fault: Option<FaultKind>,
 }
