@@ -107,7 +107,7 @@ impl AnswerForm {
         let has_calls = self.has_calls();
         let read_as = format.unwrap_or(&plain);
         if has_calls && read_as.tool_calls().is_none() {
-            let problem = "the chat template has no form of tool calls that is known here: --chat-template gives the conductor another one, and tool_choice none asks for no calls";
+            let problem = "the model's chat template has no tool calls: start the conductor with --chat-template FILE, or send tool_choice none";
             return Err(GenerateError::invalid("tools", problem));
         }
         let names = if has_calls { self.tools.iter().map(|tool| tool.name.clone()).collect() } else { Vec::new() };

@@ -181,7 +181,7 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
     if settings.engine != "cpu" {
         bail!(BadSetting::invalid("engine", format!("'{}', but must be cpu or mock", settings.engine)));
     }
-    let not_set = || BadSetting::invalid("model", "not set; give --model FILE (or --engine mock)");
+    let not_set = || BadSetting::invalid("model", "not set; give --model FILE, set BATON_MODEL, or use --engine mock");
     let path = settings.model.as_deref().ok_or_else(not_set)?;
     let bad = |problem: String| BadSetting::invalid("model", problem);
     let file = ModelFile::open(path).map_err(|error| bad(error_chain(&error)))?;

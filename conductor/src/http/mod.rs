@@ -254,6 +254,12 @@ async fn read<T: DeserializeOwned + Send + 'static>(body: Body) -> Result<(T, Re
 /// A request's own objectives, and for what it does not say the headers': a gateway sets those for
 /// all of its clients.
 fn objectives(own: Objectives, headers: &HeaderMap) -> Result<Objectives, BadRequest> {
+    let known = |name: &str| [TTFT_SLO_HEADER, TBT_SLO_HEADER, TIMEOUT_HEADER].contains(&name);
+    let names = headers.keys().map(|name| name.as_str());
+    if let Some(unknown) = names.filter(|name| name.starts_with("x-baton-")).find(|name| !known(name)) {
+        let problem = format!("not known; there are {TTFT_SLO_HEADER}, {TBT_SLO_HEADER} and {TIMEOUT_HEADER}");
+        return Err(BadRequest { param: unknown.to_owned(), problem });
+    }
     let checked = |param: &str, millis: f64| match positive_millis(millis) {
         Ok(time) => Ok(Some(time.as_secs_f64() * 1e3)),
         Err(problem) => Err(BadRequest { param: param.to_owned(), problem }),

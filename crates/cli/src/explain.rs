@@ -16,7 +16,7 @@ use crate::table::table;
 /// that came. Nothing is generated.
 pub async fn run(args: &ExplainArgs, conductor: &str, json: bool) -> Result<(), CliError> {
     if let Some(id) = record::request_id(args) {
-        return record::run(id, conductor, json).await;
+        return record::run(id, args, conductor, json).await;
     }
     let request = args.placement.request(args.prompt.load()?);
     let conductor = Conductor::connect(conductor).await?;

@@ -23,6 +23,7 @@ pub async fn run(args: &LoadArgs, conductor: &str, json: bool) -> Result<(), Cli
 
 const PREFILL: [&str; 5] = ["PREFILL", "STATE", "PENDING", "QUEUE", "TOKENS/S"];
 const DECODE: [&str; 7] = ["DECODE", "STATE", "SEQUENCES", "RUNNING", "KV BLOCKS", "TBT", "STEP"];
+const LEGEND: &str = "PREDICTED and MEASURED are medians. BIAS: the sum predicted over the sum measured, minus 1.";
 const ESTIMATES: [&str; 7] = ["QUANTITY", "N", "PREDICTED", "MEASURED", "BIAS", "ERROR P50", "ERROR P90"];
 /// Column of the state.
 const STATE: usize = 1;
@@ -35,7 +36,7 @@ fn render(load: &v1::ClusterLoadResponse, paint: Paint) -> String {
     let nodes = nodes.map(|(header, rows)| node_table(header, &rows, STATE, paint));
     let admission = format!("{}\n{}", admission(load.admission.as_ref()), goodput(load.goodput.unwrap_or_default()));
     let estimates = table(&ESTIMATES, &estimates, paint, |_, _, cell| cell.to_owned());
-    nodes.chain([admission, estimates]).collect::<Vec<_>>().join("\n\n")
+    nodes.chain([admission, estimates, LEGEND.to_owned()]).collect::<Vec<_>>().join("\n\n")
 }
 
 fn prefill_row(node: &v1::PrefillNodeLoad) -> Vec<String> {
@@ -226,7 +227,9 @@ goodput    0.50 requests/s: 30 of 33 within their objectives, 2 aborted in 60 s
 
 QUANTITY  N  PREDICTED  MEASURED  BIAS   ERROR P50  ERROR P90
 ttft      9  100.0 ms   200.0 ms  -50 %  50 %       75 %
-output    0  -          -         -      -          -";
+output    0  -          -         -      -          -
+
+PREDICTED and MEASURED are medians. BIAS: the sum predicted over the sum measured, minus 1.";
         assert_eq!(render(&load(), Paint::none()), expected);
     }
 

@@ -30,12 +30,12 @@ pub fn request_id(args: &ExplainArgs) -> Option<String> {
 }
 
 /// Prints a request's record.
-pub async fn run(id: String, conductor: &str, json: bool) -> Result<(), CliError> {
+pub async fn run(id: String, args: &ExplainArgs, conductor: &str, json: bool) -> Result<(), CliError> {
     let conductor = Conductor::connect(conductor).await?;
     let request = v1::ExplainByIdRequest { request_id: id };
     let record = match conductor.cluster().explain_by_id(request).await.map_err(CliError::from) {
         Ok(record) => record.into_inner(),
-        Err(CliError::Refused { kind: ErrorKind::NotFound, message, retry_after_s }) => {
+        Err(CliError::Refused { kind: ErrorKind::NotFound, message, retry_after_s }) if !args.is_request => {
             let message = format!("{message} (if it is a prompt, give it on stdin: baton explain -)");
             return Err(CliError::Refused { kind: ErrorKind::NotFound, message, retry_after_s });
         }

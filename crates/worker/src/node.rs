@@ -443,7 +443,8 @@ fn load_engine(settings: &Settings, role: NodeRole, played: Option<&ModelProfile
             Ok(Box::new(engine.map_err(|error| not_loaded(settings, error))?))
         }
         "cpu" => {
-            let not_set = || BadSetting::invalid("model", "not set; give --model FILE (or --engine mock)");
+            let not_set =
+                || BadSetting::invalid("model", "not set; give --model FILE, set BATON_MODEL, or use --engine mock");
             let path = settings.model.as_deref().ok_or_else(not_set)?;
             Ok(Box::new(load_cpu(path, settings).map_err(|error| not_loaded(settings, error))?))
         }

@@ -306,7 +306,12 @@ fn common_args(args: &UpArgs, model: Option<PathBuf>) -> Result<Vec<OsString>, C
             common.extend(["--model".into(), path.into()]);
         }
         None if args.engine == "mock" => {}
-        None => return Err(CliError::invalid("--model", "not set; give --model FILE (or --engine mock)")),
+        None => {
+            return Err(CliError::invalid(
+                "--model",
+                "not set; give --model FILE, set BATON_MODEL, or use --engine mock",
+            ));
+        }
     }
     // Without a folder for logs, stderr is for people, who do not want to read of every request.
     let default_log = if args.log_dir.is_some() { "info" } else { "warn" };
