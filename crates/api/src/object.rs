@@ -118,8 +118,7 @@ fn meant(name: &str, known: &[&str]) -> String {
     nearest.filter(|nearest| likeness(nearest) > ALIKE).map(|it| format!("; did you mean {it}?")).unwrap_or_default()
 }
 
-/// A misspelt field is this like the known one (Jaro-Winkler). Fields of other servers, such as
-/// `prompt_logprobs`, come up to 0.89.
+/// A misspelt field is this like the known one (Jaro-Winkler). Few fields of other servers are.
 const ALIKE: f64 = 0.9;
 
 /// A field that clients look for in another place.
@@ -130,7 +129,8 @@ struct Elsewhere {
     hint: &'static str,
 }
 
-const ELSEWHERE: [Elsewhere; 5] = [
+const ELSEWHERE: [Elsewhere; 6] = [
+    Elsewhere { name: "max_completion_tokens", beside: "max_tokens", hint: "did you mean max_tokens?" },
     Elsewhere { name: "timeout_ms", beside: "baton", hint: "did you mean baton.timeout_ms?" },
     Elsewhere { name: "timeout", beside: "baton", hint: "baton.timeout_ms is, in milliseconds" },
     Elsewhere { name: "ttft_slo_ms", beside: "baton", hint: "did you mean baton.ttft_slo_ms?" },

@@ -28,9 +28,9 @@ const MAX_ADDRESSES: usize = 32;
 #[error("no answer within {} s", ANSWER_TIMEOUT.as_secs())]
 pub struct Silent;
 
-/// What took the connection is no gRPC port.
+/// What took the connection broke it: most often no gRPC port.
 #[derive(Debug, thiserror::Error)]
-#[error("it does not speak gRPC; an HTTP port does not")]
+#[error("the connection broke at the first call: an HTTP port does that")]
 struct NotGrpc;
 
 /// Whether gRPC itself failed.

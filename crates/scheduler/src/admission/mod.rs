@@ -170,7 +170,7 @@ pub enum Excess {
         /// What the request asked for.
         objective: Tbt,
     },
-    /// Time to first token, of a request that is alone at idle nodes.
+    /// Time to first token, while no node has anything to do.
     #[error("the time to first token would be {:.1?} even on idle nodes, the objective is {:?}", estimate.0, objective.0)]
     IdleTtft {
         /// Predicted.
@@ -178,7 +178,7 @@ pub enum Excess {
         /// What the request asked for.
         objective: Ttft,
     },
-    /// Time between tokens, of a request that is alone at idle nodes.
+    /// Time between tokens, while no node has anything to do.
     #[error("the time between tokens would be {:.1?} even on idle nodes, the objective is {:?}", estimate.0, objective.0)]
     IdleTbt {
         /// Predicted.
@@ -241,12 +241,27 @@ fn queued(Ttft(objective): Ttft, Ttft(left): Ttft) -> String {
         return waited;
     }
     let more = if left.is_zero() { " or more" } else { "" };
-    format!("{waited}{more} in the admission queue")
+    format!("{waited}{more} of waiting")
 }
 
+/// A prediction this many times over the objective is no matter of how well it predicts.
+const FAR: u32 = 2;
+
 impl Excess {
-    /// The same, of a request that is alone at idle nodes: no objective can be met later that is
-    /// missed there.
+    /// Whether it is the request's own objective, and would be missed by far.
+    pub fn is_far(&self) -> bool {
+        match self {
+            Self::Ttft { estimate: Ttft(estimate), objective: Ttft(objective), .. } => {
+                *estimate > objective.saturating_mul(FAR)
+            }
+            Self::Tbt { estimate: Tbt(estimate), objective: Tbt(objective) } => {
+                *estimate > objective.saturating_mul(FAR)
+            }
+            _ => false,
+        }
+    }
+
+    /// The same, while no node has anything to do: no wait makes it better.
     pub fn on_idle_nodes(self) -> Self {
         match self {
             Self::Ttft { estimate, objective, .. } => Self::IdleTtft { estimate, objective },
@@ -474,8 +489,7 @@ mod tests {
     fn admission_refusal_after_waiting_names_the_wait() {
         let slo = Slo { ttft: Some(Ttft(SECOND * 3 / 10)), tbt: None };
         let held = Assessment { slo, waited: SECOND / 4, ttft: SECOND / 5, ttft_high: SECOND / 5, ..assessment() };
-        let expected =
-            "the time to first token would be 200.0ms after 250.0ms in the admission queue, the objective is 300ms";
+        let expected = "the time to first token would be 200.0ms after 250.0ms of waiting, the objective is 300ms";
         assert_eq!(Early.admit(&held).unwrap_err().to_string(), expected);
         assert_eq!(ValueDensity::default().admit(&held).unwrap_err().to_string(), expected);
         let at_once = Assessment { waited: SECOND / 1000, ttft: SECOND, ..held };
@@ -483,7 +497,7 @@ mod tests {
         assert_eq!(said, "the time to first token would be 1.0s, the objective is 300ms", "it did not wait");
         let too_late = Assessment { waited: SECOND, ..held };
         let said = Early.admit(&too_late).unwrap_err().to_string();
-        assert!(said.contains("would be 200.0ms after 300.0ms or more in the admission queue,"), "{said}");
+        assert!(said.contains("would be 200.0ms after 300.0ms or more of waiting,"), "{said}");
     }
 
     #[test]

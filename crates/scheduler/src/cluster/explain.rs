@@ -205,8 +205,8 @@ impl Cluster {
         let (chosen, rows) = self.look(now, sized, &matches, &*policy, Some(RowLimit::ALL), rng);
         let decision = chosen.and_then(|chosen| {
             let assessment = self.assess(now, sized, &chosen);
-            let first_token_delay = verdict(&mut *admission, &assessment)
-                .map_err(|excess| self.refusal_of(sized, &chosen, &matches, &assessment, excess))?;
+            let first_token_delay =
+                verdict(&mut *admission, &assessment).map_err(|excess| self.refusal_of(&assessment, excess))?;
             let fetch = self.fetch_of(now, &chosen, &matches);
             Ok(placement_of(chosen, fetch, first_token_delay))
         });

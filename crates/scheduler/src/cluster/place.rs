@@ -206,7 +206,7 @@ impl Cluster {
             self.policies.admission.first_token_delay(&assessment)
         } else {
             verdict(&mut *self.policies.admission, &assessment)
-                .map_err(|excess| self.refusal_of(sized, &chosen, matches, &assessment, excess))?
+                .map_err(|excess| self.refusal_of(&assessment, excess))?
         };
         let fetch = self.fetch_of(now, &chosen, matches);
         self.charge(now, sized, &chosen, fetch.as_ref());
@@ -214,24 +214,8 @@ impl Cluster {
     }
 
     /// Why a choice is not taken in, and whether the request may wait for that to change.
-    pub(super) fn refusal_of(
-        &self,
-        sized: SizedRequest<'_>,
-        chosen: &Chosen,
-        matches: &Matches,
-        assessment: &Assessment,
-        excess: Excess,
-    ) -> Refusal {
-        let excess = match excess {
-            Excess::Ttft { .. } | Excess::Tbt { .. } => {
-                let idle = self.assess_idle(sized, chosen, matches, assessment);
-                match self.policies.admission.boxed_clone().admit(&idle) {
-                    Err(out_of_reach) => out_of_reach.on_idle_nodes(),
-                    Ok(()) => excess,
-                }
-            }
-            other => other,
-        };
+    pub(super) fn refusal_of(&self, assessment: &Assessment, excess: Excess) -> Refusal {
+        let excess = if excess.is_far() && self.is_idle() { excess.on_idle_nodes() } else { excess };
         // An objective of years is no reason to wait for years.
         let may_wait = assessment.max_wait.is_none_or(|limit| assessment.waited < limit);
         let admission = &self.policies.admission;
@@ -241,47 +225,9 @@ impl Cluster {
         Refusal { hold, objective, ..refusal(ErrorKind::Overloaded, excess.to_string(), retry_after) }
     }
 
-    /// The assessment of the request if it were alone, at the best nodes for it that are ready: no
-    /// wait makes it better.
-    fn assess_idle(
-        &self,
-        sized: SizedRequest<'_>,
-        chosen: &Chosen,
-        matches: &Matches,
-        assessment: &Assessment,
-    ) -> Assessment {
-        let ready = |role| self.nodes.of_role(role).filter(|node| node.is_ready());
-        let at_decode = ready(NodeRole::Decode).filter(|_| self.config.prompts_at_decode != PromptsAtDecode::Never);
-        let tokens = sized.request.prompt_tokens;
-        let compute = |node: &ClusterNode| {
-            let block_tokens = node.info().layout.block_tokens;
-            // The last token is always computed.
-            let cached = matches.of(node).min(tokens.saturating_sub(1) / block_tokens) * block_tokens;
-            self.predictor.prompt_seconds(node, tokens, cached)
-        };
-        let compute = ready(NodeRole::Prefill).chain(at_decode).map(compute).fold(f64::INFINITY, f64::min);
-        let exposed = chosen.decode.as_ref().map_or(Duration::ZERO, |decode| decode.exposed);
-        // The choice may be better still, by a fetch or a partial prefill.
-        let ttft =
-            duration(compute).saturating_add(exposed).min(chosen.ttft.saturating_sub(duration(chosen.plan.ahead)));
-        let alone = |node: &ClusterNode| {
-            let newcomer = DecodeForecast::of(&decode_charge(assessment.now, assessment.now, sized, node));
-            self.predictor.decode_load(node, DecodeForecast::default(), newcomer)
-        };
-        let decode = chosen.decode.as_ref().map(|_| ready(NodeRole::Decode).map(alone));
-        let decode = decode.and_then(|loads| loads.min_by_key(|load| load.tbt_high));
-        Assessment {
-            waited: Duration::ZERO,
-            ahead: Duration::ZERO,
-            ttft,
-            ttft_high: ttft,
-            broken: 0,
-            broken_sequences: 0,
-            decode_now: decode,
-            decode_then: decode,
-            decode_expected: decode,
-            ..*assessment
-        }
+    /// Whether no request is anywhere, and no node may come back: a wait improves no prediction.
+    fn is_idle(&self) -> bool {
+        self.ledger.placed() == 0 && self.nodes.values().all(ClusterNode::is_ready)
     }
 
     /// The policy's choice from these candidates, of which there is a prefill node at least.
@@ -485,10 +431,10 @@ mod tests {
         assert!(idle.is_out_of_reach() && idle.hold.is_none(), "{idle:?}");
         let alone = place(&mut cluster, now, &request(1, &[])).unwrap().predicted_ttft.0;
         (2..6).for_each(|n| _ = place(&mut cluster, now, &request(n, &[])).unwrap());
-        let behind = refused(&mut cluster, 6, alone + ms(1));
-        assert!(!behind.is_out_of_reach() && behind.objective == Some(Objective::Ttft), "{behind:?}");
-        assert!(!behind.message.contains("idle"), "{behind:?}");
-        let idle = refused(&mut cluster, 6, ms(50));
-        assert!(idle.is_out_of_reach(), "others do not change what idle nodes would do: {idle:?}");
+        for limit in [ms(50), alone + ms(1)] {
+            let behind = refused(&mut cluster, 6, limit);
+            assert!(!behind.is_out_of_reach() && behind.objective == Some(Objective::Ttft), "{behind:?}");
+            assert!(!behind.message.contains("idle"), "{behind:?}");
+        }
     }
 }
