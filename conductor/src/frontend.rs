@@ -273,9 +273,9 @@ impl Frontend {
         let hashes = Arc::clone(&job.block_hashes);
         let observed = !job.bypasses_cache();
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);
-        let (others, decodes) = OtherAnswers::new(more, &job, arrived, &text, &out).unzip();
+        let (others, decodes) = OtherAnswers::new(more, &job, arrived, objectives, &text, &out).unzip();
         let mut relay = self.relay(0, decodes, arrived, job, text, entry, out);
-        relay.admitted().await.map_err(|error| error.with_setter(objectives))?;
+        relay.admitted(objectives).await?;
         if observed {
             self.hot_prefixes().observe(self.clock.now(), &hashes);
         }

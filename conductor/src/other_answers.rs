@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_scheduler::RequestJob;
-use baton_types::{NodeId, SamplingParams};
+use baton_types::{NodeId, SamplingParams, Slo};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::frontend::{Frontend, Outgoing};
@@ -27,6 +27,8 @@ pub struct OtherAnswers {
     /// Of the first one, and when that arrived.
     job: RequestJob,
     arrived: Instant,
+    /// The request's own.
+    objectives: Slo,
     text: OutputText,
     out: mpsc::Sender<Outgoing>,
 }
@@ -37,6 +39,7 @@ impl OtherAnswers {
         entries: Vec<Entry>,
         first: &RequestJob,
         arrived: Instant,
+        objectives: Slo,
         text: &OutputText,
         out: &mpsc::Sender<Outgoing>,
     ) -> Option<(Self, Decodes)> {
@@ -44,10 +47,8 @@ impl OtherAnswers {
             return None;
         }
         let (decodes, first_decodes) = oneshot::channel();
-        Some((
-            Self { first_decodes, entries, job: first.clone(), arrived, text: text.clone(), out: out.clone() },
-            decodes,
-        ))
+        let (job, text, out) = (first.clone(), text.clone(), out.clone());
+        Some((Self { first_decodes, entries, job, arrived, objectives, text, out }, decodes))
     }
 
     /// Serves them, each by a task of its own. One that waits for room lets those after it wait,
@@ -65,7 +66,7 @@ impl OtherAnswers {
                 ..self.job.clone()
             };
             let mut relay = frontend.relay(completion, None, now, job, self.text.clone(), entry, self.out.clone());
-            match relay.admitted().await {
+            match relay.admitted(self.objectives).await {
                 Ok(()) => frontend.tasks.spawn_request("relay", async move { relay.run().await }),
                 // The whole answer ends with it.
                 Err(error) => return relay.refused(error).await,

@@ -11,8 +11,8 @@ use baton_runtime::{Phase, Waited, within};
 use baton_scheduler::{OutputToken, RequestCore, RequestEffect, RequestError, RequestNote};
 use baton_text::Tokenizer;
 use baton_types::{
-    Attempt, FinishReason, NodeId, NodeInfo, NodeRole, PrefillJob, Refused, RequestKey, Tbt, TokenId, TokenLogprobs,
-    Ttft,
+    Attempt, FinishReason, NodeId, NodeInfo, NodeRole, PrefillJob, Refused, RequestKey, Slo, Tbt, TokenId,
+    TokenLogprobs, Ttft,
 };
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -134,10 +134,10 @@ impl Relay {
     }
 
     /// Waits until the request is taken in, which may be at once, or refused.
-    pub async fn admitted(&mut self) -> Result<(), GenerateError> {
+    pub async fn admitted(&mut self, own: Slo) -> Result<(), GenerateError> {
         loop {
             match self.carry_out() {
-                Some(Err(error)) => return Err(self.not_taken(error)),
+                Some(Err(error)) => return Err(self.not_taken(error, own)),
                 Some(Ok(_)) => return Ok(()),
                 None if self.core.is_admitted() => return Ok(()),
                 None => self.wait().await,
@@ -145,8 +145,8 @@ impl Relay {
         }
     }
 
-    fn not_taken(&mut self, error: RequestError) -> GenerateError {
-        let error = GenerateError::from(error);
+    fn not_taken(&mut self, error: RequestError, own: Slo) -> GenerateError {
+        let error = GenerateError::from(error).with_setter(own);
         let timeline = self.core.timeline().clone();
         let usage = self.core.usage();
         let outcome = Err(error.clone());

@@ -148,7 +148,8 @@ async fn ended_request_is_explained_by_its_id() -> anyhow::Result<()> {
     let record = json(&cluster, &["explain", &id[..8]]).await?;
     assert_eq!(record["request_id"], id, "its first digits are enough");
     assert_eq!(record["end"]["failure"]["message"].as_str(), Some(message.as_str()), "{record}");
-    assert_eq!(record["decisions"][0]["explanation"]["rejected"]["message"].as_str(), Some(message.as_str()));
+    let decided = record["decisions"][0]["explanation"]["rejected"]["message"].as_str().unwrap();
+    assert_eq!(message, format!("{decided} (the request's ttft_slo_ms)"));
 
     let unknown = baton(&cluster, &["explain", &"0".repeat(32)]).await?;
     let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
