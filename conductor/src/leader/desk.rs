@@ -117,7 +117,7 @@ impl Desk {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // The books check themselves; a panic in another request must not end all of them.
+        // The ledger checks itself; a panic in another request must not end all of them.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -258,7 +258,7 @@ impl Frontend {
         })
     }
 
-    /// Enters what happened to an attempt into the books.
+    /// Enters what happened to an attempt into the ledger.
     pub fn update_ledger(&self, key: RequestKey, entry: &LedgerEntry) {
         self.at_desk(|desk, now, cluster| {
             desk.core.on_ledger_update(now, key, entry, cluster);

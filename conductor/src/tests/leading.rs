@@ -77,7 +77,7 @@ pub async fn refusal_by_leader_reaches_client_of_follower() {
 pub async fn follower_explains_placement_by_state_of_leader() {
     let (mut leader, mut w) = two(&["p0", "d0"]).await;
     let link = w.follows(&leader).await;
-    // Only the leader's books have it.
+    // Only the leader's ledger has it.
     let _answer = leader.generate(request("first", 2)).await;
     leader.job().await;
     let explain = |of: &World| {
@@ -181,7 +181,7 @@ pub async fn new_leader_learns_running_requests_from_followers() {
     let job = w.job().await;
     link.abort();
     leader.frontend.step_down();
-    assert_eq!(leader.placed(), 0, "the books of a term end with it");
+    assert_eq!(leader.placed(), 0, "the ledger of a term ends with it");
     until("no conductor leads", || (!w.frontend.desk.has_leader()).then_some(())).await;
     leader.frontend.lead(3, SETTLE);
     let waits = w.ask(request("ho", 2));

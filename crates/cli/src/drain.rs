@@ -49,7 +49,7 @@ pub async fn undrain(args: &UndrainArgs, conductor: &str, json: bool) -> Result<
     }
 }
 
-/// What keeps the node from being done: requests, by its own report and the conductor's books, or
+/// What keeps the node from being done: requests, by its own report and the conductor's ledger, or
 /// blocks that others still read.
 fn left(node: &v1::NodeStatus) -> u32 {
     let load = node.load.unwrap_or_default();

@@ -259,7 +259,7 @@ pub enum FromLeader<E> {
     Explained(RequestKey, Option<E>),
 }
 
-/// What the cluster's books are told of an attempt.
+/// What the cluster's ledger is told of an attempt.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LedgerEntry {
     /// A prefix was fetched from another node, or was not.

@@ -1,4 +1,4 @@
-//! What a conductor had placed before this one placed for all: taken into the books as it is
+//! What a conductor had placed before this one placed for all: taken into the ledger as it is
 //! declared.
 
 use std::time::{Duration, Instant};

@@ -9,7 +9,7 @@ use super::table::NodeTable;
 use crate::ledger::{Charge, DecodeCharge, NodeStart, Placed};
 use crate::placement::Refusal;
 
-/// The books of placed requests. A node carries the sum of what it was charged, and only these
+/// The ledger of placed requests. A node carries the sum of what it was charged, and only these
 /// methods change it for a request.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {

@@ -90,7 +90,7 @@ impl Cluster {
         self.nodes.is_here(start)
     }
 
-    /// Nothing is placed here any more: what was charged, or waits, is in the books of another.
+    /// Nothing is placed here any more: what was charged, or waits, is in the ledger of another.
     pub fn forget_charges(&mut self, now: Instant) {
         let keys: Vec<_> = self.ledger.keys().collect();
         keys.into_iter().for_each(|key| self.on_ended(now, key));

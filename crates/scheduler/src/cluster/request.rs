@@ -1,4 +1,4 @@
-//! What a request's core asks of the cluster, and tells its books.
+//! What a request's core asks of the cluster, and tells its ledger.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Where the questions of requests go: to this conductor's own books while it leads, to the leader
+//! Where the questions of requests go: to this conductor's own ledger while it leads, to the leader
 //! while another one does. While no conductor leads, they wait.
 //!
 //! **Invariant**: the conductor that answers hears of an attempt in the order in which things
@@ -137,7 +137,7 @@ struct Waiting {
     since: Instant,
 }
 
-/// See the module's text. The cluster's books are the caller's; `random` decides ties.
+/// See the module's text. The cluster's ledger is the caller's; `random` decides ties.
 #[derive(Debug)]
 pub struct Desk<E> {
     id: ConductorId,
@@ -320,7 +320,7 @@ impl<E> Desk<E> {
         Some(Answer::Migrated(to))
     }
 
-    /// Enters what happened to an attempt into the books.
+    /// Enters what happened to an attempt into the ledger.
     pub fn on_ledger_update(&mut self, now: Instant, key: RequestKey, entry: &LedgerEntry, cluster: &mut Cluster) {
         self.placed.on_ledger_update(now, key, entry);
         if matches!(entry, LedgerEntry::Ended) {
@@ -435,7 +435,7 @@ impl<E> Desk<E> {
         LaterTerm::LeaderLost { known }
     }
 
-    /// The books of a term end with it.
+    /// The ledger of a term ends with it.
     fn end_term(&mut self, now: Instant, cluster: &mut Cluster) {
         if self.leads() {
             let streams = std::mem::take(&mut self.streams);
@@ -608,7 +608,7 @@ impl<E> Desk<E> {
     }
 }
 
-/// Decides what is asked, in this conductor's books.
+/// Decides what is asked, in this conductor's ledger.
 fn answer_to<E>(
     now: Instant,
     question: &Question,

@@ -116,7 +116,7 @@ mod tests {
     use crate::cluster::tests::{cluster, id, key, place, request};
     use crate::placement::PlacementKind;
 
-    /// What the books of a conductor that begins to place say, beside those of the one that placed.
+    /// What the ledger of a conductor that begins to place says, beside that of the one before.
     #[test]
     fn declared_charges_equal_those_of_the_earlier_leader() {
         let now = Instant::now();

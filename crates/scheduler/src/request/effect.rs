@@ -13,7 +13,7 @@ use crate::placement::Refusal;
 
 /// What the shell carries out, in order. Every effect that names an answer gets it once, at any
 /// later time. An answer that comes after its attempt is over changes nothing. What it was charged
-/// was ended in the books before, by a [`LedgerEntry::Ended`] that follows the question.
+/// was ended in the ledger before, by a [`LedgerEntry::Ended`] that follows the question.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RequestEffect {
     /// Ask the cluster for nodes, [`Cluster::place`](crate::Cluster::place) and
@@ -61,7 +61,8 @@ pub enum RequestEffect {
         /// The attempt.
         key: RequestKey,
     },
-    /// Enter it into the cluster's books, [`Cluster::book`](crate::Cluster::book). No answer.
+    /// Enter it into the cluster's ledger, without an answer:
+    /// [`Cluster::update_ledger`](crate::Cluster::update_ledger).
     UpdateLedger {
         /// The attempt.
         key: RequestKey,

@@ -18,7 +18,7 @@
 //! `recovery.rs`; how it gets to another decode node: `migration.rs`.
 //!
 //! **Invariant**: a request ends in exactly one [`RequestEffect::End`], and every attempt that was
-//! placed is ended in the cluster's books before it.
+//! placed is ended in the cluster's ledger before it.
 
 mod effect;
 mod job;
@@ -743,7 +743,7 @@ impl RequestCore {
             let is_done = outcome.is_ok() && self.attempted.as_ref().is_some_and(|attempted| attempted.is_done);
             self.end_attempt(!is_done);
         } else {
-            // Who waits in the admission queue is in the books as one who waits.
+            // Who waits in the admission queue is in the ledger as one who waits.
             self.update_ledger(self.next_key(), LedgerEntry::Ended);
         }
         self.timeline.total = now.saturating_duration_since(self.arrived);
@@ -754,7 +754,7 @@ impl RequestCore {
         self.effects.push_back(RequestEffect::End(outcome));
     }
 
-    /// Ends the attempt in the books, and on its nodes. Nodes that are gone do not mind.
+    /// Ends the attempt in the ledger, and on its nodes. Nodes that are gone do not mind.
     fn end_attempt(&mut self, abort: bool) {
         let Some(Attempted { key, placement, .. }) = &self.attempted else { return };
         let key = *key;

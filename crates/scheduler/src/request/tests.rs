@@ -91,7 +91,7 @@ struct Shell {
     core: RequestCore,
     now: Instant,
     delivered: Vec<TokenId>,
-    /// Attempts that are in the books.
+    /// Attempts that are in the ledger.
     open: BTreeSet<Attempt>,
     effects: Vec<RequestEffect>,
     ended: Option<Result<FinishReason, RequestError>>,

@@ -1,4 +1,4 @@
-//! A frontend: production's cores of the election, of the desk, of the cluster's books and of
+//! A frontend: production's cores of the election, of the desk, of the cluster's ledger and of
 //! requests. What is here is their shell: it carries messages, and it keeps time by a clock of its
 //! own.
 

@@ -6,7 +6,7 @@
 //!
 //! **Checked**: no two conductors decide in one term, and no node carries out an order of an
 //! earlier term than one before. Each question is answered once, or its attempt ends before. When
-//! all is well, one leads, all others follow it, and its books are the sum of what frontends have.
+//! all is well, one leads, all others follow it, and its ledger is the sum of what frontends have.
 //! At the end every request is over, and nothing is charged.
 
 mod election;
@@ -318,7 +318,7 @@ impl World {
         self.net.wire.queue.after(calm, Event::Check(0));
     }
 
-    /// One leads, and all others follow it. Its books are what all have, once nothing is on its way
+    /// One leads, and all others follow it. Its ledger is what all have, once nothing is on its way
     /// that changes them.
     fn check(&mut self, tries: u32) {
         let fronts: Vec<&SimFrontend> = self.fronts.iter().flatten().collect();
@@ -344,7 +344,7 @@ impl World {
         }
         // Those that went away for good are forgotten, too.
         let placed: usize = fronts.iter().map(|front| front.desk.placed().len()).sum();
-        assert_eq!(leader.cluster.placed(), placed, "the leader's books are what all have");
+        assert_eq!(leader.cluster.placed(), placed, "the leader's ledger is what all have");
         assert!(fronts.iter().filter(|front| !front.desk.leads()).all(|front| front.cluster.placed() == 0));
         if self.round < ROUNDS {
             self.is_calm = false;
