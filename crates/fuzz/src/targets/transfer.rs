@@ -32,9 +32,9 @@ pub(super) fn replies(input: &[u8]) {
     }
 }
 
-fn frame(kind: u8, flags: u8, fields: &[&[u8]]) -> Vec<u8> {
+fn frame(kind: u8, fields: &[&[u8]]) -> Vec<u8> {
     let body = fields.concat();
-    [&[kind, flags, 0, 0][..], &(body.len() as u32).to_be_bytes(), &body].concat()
+    [&[kind, 0, 0, 0][..], &(body.len() as u32).to_be_bytes(), &body].concat()
 }
 
 fn hello(kind: u8, (name, generation): (&str, u64)) -> Vec<u8> {
@@ -43,7 +43,7 @@ fn hello(kind: u8, (name, generation): (&str, u64)) -> Vec<u8> {
     };
     let fields: [&[u8]; 5] =
         [&2u16.to_be_bytes(), &7u64.to_be_bytes(), &named((name, generation)), &named(OWNER), &[kind]];
-    [b"BATONKV\n", &frame(1, 0, &fields)[..]].concat()
+    [b"BATONKV\n", &frame(1, &fields)[..]].concat()
 }
 
 /// Batch, grant, part, segment.
@@ -56,7 +56,7 @@ fn span(offset: u64, bytes: u32) -> Vec<u8> {
 }
 
 fn commit(batch: u64, grant: u64, bytes: u64) -> Vec<u8> {
-    frame(3, 0, &[&target(batch, grant), &1u32.to_be_bytes(), &bytes.to_be_bytes(), &9u64.to_be_bytes()])
+    frame(3, &[&target(batch, grant), &1u32.to_be_bytes(), &bytes.to_be_bytes(), &9u64.to_be_bytes()])
 }
 
 /// In the form that `docs/internals/transfer-protocol.md` specifies.
@@ -64,24 +64,22 @@ pub(super) fn frame_seeds() -> Vec<Vec<u8>> {
     let write = GRANTED.start;
     let read = LEASED.start;
     let spans = [span(write, 40), span(write + 100, 24)].concat();
-    let data = [frame(2, 0, &[&target(1, GRANT), &spans]), vec![1; 64], commit(1, GRANT, 64)].concat();
-    // CRC-32C of 32 zeros (RFC 3720, B.4).
-    let checked = frame(2, 1, &[&target(2, GRANT), &span(write, 32), &0x8a91_36aa_u32.to_be_bytes()]);
-    let checked = [checked, vec![0; 32], commit(2, GRANT, 32)].concat();
+    let data = [frame(2, &[&target(1, GRANT), &spans]), vec![1; 64], commit(1, GRANT, 64)].concat();
+    let more = [frame(2, &[&target(2, GRANT), &span(write, 32)]), vec![0; 32], commit(2, GRANT, 32)].concat();
     let copy_span = [span(write, 128), 8u64.to_be_bytes().to_vec()].concat();
-    let copy = frame(8, 0, &[&target(3, GRANT), &[0; 8], &[WANTED; 8], &copy_span]);
+    let copy = frame(8, &[&target(3, GRANT), &[0; 8], &[WANTED; 8], &copy_span]);
     let page = 4096u64.to_be_bytes();
-    let shared = [frame(6, 0, &[&page]), frame(7, 0, &[&[0; 4], &page]), copy, commit(3, GRANT, 128)].concat();
-    let cancel = frame(4, 0, &[&1u64.to_be_bytes(), &GRANT.to_be_bytes()]);
-    let fence = frame(5, 0, &[&3u64.to_be_bytes()]);
-    let asked = frame(9, 0, &[&target(4, LEASE), &span(read, 700)]);
-    let check = frame(10, 0, &[&target(5, LEASE), &span(read, 1024)]);
-    let map = frame(11, 0, &[&0u32.to_be_bytes()]);
-    let other = [frame(12, 0, &[&[0; 8]]), frame(13, 0, &[&[0; 45]]), frame(15, 0, &[&[0; 12]])].concat();
+    let shared = [frame(6, &[&page]), frame(7, &[&[0; 4], &page]), copy, commit(3, GRANT, 128)].concat();
+    let cancel = frame(4, &[&1u64.to_be_bytes(), &GRANT.to_be_bytes()]);
+    let fence = frame(5, &[&3u64.to_be_bytes()]);
+    let asked = frame(9, &[&target(4, LEASE), &span(read, 700)]);
+    let check = frame(10, &[&target(5, LEASE), &span(read, 1024)]);
+    let map = frame(11, &[&0u32.to_be_bytes()]);
+    let other = [frame(12, &[&[0; 8]]), frame(13, &[&[0; 45]]), frame(15, &[&[0; 12]])].concat();
     let tcp = |frames: &[&[u8]]| [&[0][..], &hello(1, WRITER), &frames.concat()].concat();
     let shm = |frames: &[&[u8]]| [&[1][..], &hello(2, WRITER), &frames.concat()].concat();
     vec![
-        tcp(&[&data, &checked]),
+        tcp(&[&data, &more]),
         tcp(&[&asked, &cancel, &fence, &data]),
         tcp(&[&cancel, &other]),
         shm(&[&shared, &fence]),
@@ -93,20 +91,20 @@ pub(super) fn frame_seeds() -> Vec<Vec<u8>> {
 pub(super) fn reply_seeds() -> Vec<Vec<u8>> {
     let part = [0; 12];
     let replies = [
-        frame(64, 0, &[&2u16.to_be_bytes()]),
-        frame(65, 0, &[&[1], &[0; 8]]),
-        frame(65, 0, &[&[3, 5], b"other"]),
-        frame(66, 0, &[&part]),
-        frame(67, 0, &[&part, &[2], b"why"]),
-        frame(68, 0, &[]),
-        frame(70, 0, &[&part, &3u32.to_be_bytes()]),
+        frame(64, &[&2u16.to_be_bytes()]),
+        frame(65, &[&[1], &[0; 8]]),
+        frame(65, &[&[3, 5], b"other"]),
+        frame(66, &[&part]),
+        frame(67, &[&part, &[2], b"why"]),
+        frame(68, &[]),
+        frame(70, &[&part, &3u32.to_be_bytes()]),
         b"abc".to_vec(),
-        frame(71, 0, &[&[0; 24]]),
-        frame(73, 0, &[&[0; 29]]),
-        frame(74, 0, &[&[0; 10], &[1; 32]]),
-        frame(75, 0, &[&[0; 8], &[1], b"gone"]),
-        frame(72, 0, &[&[0; 8]]),
-        frame(69, 0, &[b"fault"]),
+        frame(71, &[&[0; 24]]),
+        frame(73, &[&[0; 29]]),
+        frame(74, &[&[0; 10], &[1; 32]]),
+        frame(75, &[&[0; 8], &[1], b"gone"]),
+        frame(72, &[&[0; 8]]),
+        frame(69, &[b"fault"]),
     ];
     let kinds = [TransportKind::Fake, TransportKind::Tcp, TransportKind::Shm];
     let descriptor = SegmentDescriptor {
