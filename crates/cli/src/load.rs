@@ -36,7 +36,7 @@ fn render(load: &v1::ClusterLoadResponse, paint: Paint) -> String {
     let nodes = nodes.map(|(header, rows)| node_table(header, &rows, STATE, paint));
     let admission = format!("{}\n{}", admission(load.admission.as_ref()), goodput(load.goodput.unwrap_or_default()));
     let estimates = table(&ESTIMATES, &estimates, paint, |_, _, cell| cell.to_owned());
-    nodes.chain([admission, estimates, LEGEND.to_owned()]).collect::<Vec<_>>().join("\n\n")
+    nodes.chain([admission, estimates, paint.dim(LEGEND)]).collect::<Vec<_>>().join("\n\n")
 }
 
 fn prefill_row(node: &v1::PrefillNodeLoad) -> Vec<String> {

@@ -2,7 +2,7 @@
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::StoreError;
@@ -12,6 +12,8 @@ use crate::layout::{Layout, PREAMBLE_BYTES};
 const LOCK: &str = "baton-kv.lock";
 const HEADERS: &str = "baton-kv.headers";
 const PAYLOADS: &str = "baton-kv.payloads";
+/// What `st_blocks` counts in, whatever the file system's blocks are.
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// Open files. The folder is locked as long as they are.
 #[derive(Debug)]
@@ -65,6 +67,13 @@ impl Files {
     pub(crate) fn payloads_len(&self) -> Result<u64, StoreError> {
         let length = self.payloads.metadata().map(|metadata| metadata.len());
         length.map_err(|error| StoreError::io("look at", &self.payloads_path(), &error))
+    }
+
+    /// Bytes of the disk that the files have: they are sparse where nothing was written.
+    pub(crate) fn disk_bytes(&self) -> Result<u64, StoreError> {
+        let of = |file: &File| file.metadata().map(|metadata| metadata.blocks() * STAT_BLOCK_BYTES);
+        let both = of(&self.headers).and_then(|headers| Ok(headers + of(&self.payloads)?));
+        both.map_err(|error| StoreError::io("look at the files of", &self.folder, &error))
     }
 
     /// Cuts the files to these lengths, bytes; a shorter one stays as it is.

@@ -132,6 +132,14 @@ impl KvStore {
         u64::from(self.slots.usable()) * self.files.layout.record_bytes()
     }
 
+    /// Bytes of the disk that its files have now.
+    ///
+    /// # Errors
+    /// The operating system does not say.
+    pub fn disk_bytes(&self) -> Result<u64, StoreError> {
+        self.files.disk_bytes()
+    }
+
     /// Slots that are not used again until the store is opened anew, since reads or writes of them
     /// failed.
     pub fn retired_slots(&self) -> u32 {

@@ -84,6 +84,19 @@ fn records_of_other_layout_are_discarded_and_foreign_files_kept() {
 }
 
 #[test]
+fn disk_bytes_are_those_of_what_was_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = with_slots(&SMALL, SLOTS);
+    let mut store = open(folder.path(), &options);
+    let before = store.disk_bytes().unwrap();
+    put_all(&mut store, 0..SLOTS, &options);
+    let written = store.disk_bytes().unwrap() - before;
+    assert!(written >= SLOTS * options.record_bytes(), "{written}");
+    fs::write(folder.path().join("notes.txt"), vec![7; 1 << 20]).unwrap();
+    assert_eq!(store.disk_bytes().unwrap() - before, written, "foreign files are not its own");
+}
+
+#[test]
 fn smaller_capacity_truncates_files_and_larger_keeps_records() {
     let folder = tempfile::tempdir().unwrap();
     let options = with_slots(&SMALL, SLOTS);
