@@ -310,8 +310,8 @@ def main():
     print(table(args, figures, problems, sides))
     if args.json:
         idle = sides["vllm"].idle if "vllm" in sides else []
-        ways = {f"{side}_ways": sides[side].best if side in sides else {} for side in ("baton", "llama")}
-        result = {"threads": args.threads, "figures": figures, "problems": problems, **ways, "vllm_idle_cpu": idle}
+        ways = sides["llama"].best if "llama" in sides else {}
+        result = {"threads": args.threads, "figures": figures, "problems": problems, "llama_ways": ways, "vllm_idle_cpu": idle}
         result["ratios"] = {label: found for label, found, _ in ratios(args, medians(figures))}
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 
