@@ -170,21 +170,15 @@ pub enum Excess {
         /// What the request asked for.
         objective: Tbt,
     },
-    /// Time to first token, while no node has anything to do.
-    #[error("the time to first token would be {:.1?} even on idle nodes, the objective is {:?}", estimate.0, objective.0)]
-    IdleTtft {
+    /// Either, while no node has anything to do: no wait makes it better.
+    #[error("{} would be {estimate:.1?} even on idle nodes, the objective is {limit:?}", time_of(*objective))]
+    OnIdleNodes {
+        /// Which.
+        objective: Objective,
         /// Predicted.
-        estimate: Ttft,
+        estimate: Duration,
         /// What the request asked for.
-        objective: Ttft,
-    },
-    /// Time between tokens, while no node has anything to do.
-    #[error("the time between tokens would be {:.1?} even on idle nodes, the objective is {:?}", estimate.0, objective.0)]
-    IdleTbt {
-        /// Predicted.
-        estimate: Tbt,
-        /// What the request asked for.
-        objective: Tbt,
+        limit: Duration,
     },
     /// The decode node's blocks.
     #[error("the decode node would need {:.0} % of its KV blocks", share * 100.0)]
@@ -229,6 +223,14 @@ pub enum Excess {
     },
 }
 
+/// The time that an objective is about, as errors call it.
+fn time_of(objective: Objective) -> &'static str {
+    match objective {
+        Objective::Ttft => "the time to first token",
+        Objective::Tbt => "the time between tokens",
+    }
+}
+
 /// How long it has waited, if that is noticeable.
 fn after(waited: Duration) -> String {
     if waited < Duration::from_millis(10) { String::new() } else { format!(" after {waited:.1?}") }
@@ -261,11 +263,15 @@ impl Excess {
         }
     }
 
-    /// The same, while no node has anything to do: no wait makes it better.
+    /// The same, while no node has anything to do.
     pub fn on_idle_nodes(self) -> Self {
         match self {
-            Self::Ttft { estimate, objective, .. } => Self::IdleTtft { estimate, objective },
-            Self::Tbt { estimate, objective } => Self::IdleTbt { estimate, objective },
+            Self::Ttft { estimate, objective, .. } => {
+                Self::OnIdleNodes { objective: Objective::Ttft, estimate: estimate.0, limit: objective.0 }
+            }
+            Self::Tbt { estimate, objective } => {
+                Self::OnIdleNodes { objective: Objective::Tbt, estimate: estimate.0, limit: objective.0 }
+            }
             other => other,
         }
     }
@@ -273,8 +279,9 @@ impl Excess {
     /// The request's own objective that would be missed.
     pub fn objective(&self) -> Option<Objective> {
         match self {
-            Self::Ttft { .. } | Self::IdleTtft { .. } => Some(Objective::Ttft),
-            Self::Tbt { .. } | Self::IdleTbt { .. } => Some(Objective::Tbt),
+            Self::Ttft { .. } => Some(Objective::Ttft),
+            Self::Tbt { .. } => Some(Objective::Tbt),
+            Self::OnIdleNodes { objective, .. } => Some(*objective),
             Self::KvBlocks { .. }
             | Self::Wait { .. }
             | Self::AdmittedTtft { .. }
@@ -287,7 +294,7 @@ impl Excess {
     /// `None` if nothing does, and a retry finds the same.
     pub fn retry_after(&self, relief: Relief) -> Option<Duration> {
         match self {
-            Self::IdleTtft { .. } | Self::IdleTbt { .. } => None,
+            Self::OnIdleNodes { .. } => None,
             Self::Ttft { estimate: Ttft(estimate), left: Ttft(left), .. } => Some(estimate.saturating_sub(*left)),
             // Who comes again has not waited.
             Self::Wait { estimate, limit, .. } => Some(estimate.saturating_sub(*limit)),
