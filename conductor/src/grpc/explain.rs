@@ -2,7 +2,7 @@
 
 use baton_proto::v1;
 use baton_scheduler::{DecodeExplanation, Explanation, Placement, PrefillExplanation, PrefillPlan, Refusal, Verdict};
-use baton_types::{Tbt, Ttft};
+use baton_types::{Attempt, Tbt, Ttft};
 
 use crate::decision_log::{Decision, RequestEnd, RequestRecord};
 use crate::error::GenerateError;
@@ -95,6 +95,7 @@ fn end(record: &RequestRecord, end: &RequestEnd) -> v1::RequestEnd {
         predicted_tbt_s: record.predicted_tbt(end).map(|tbt| tbt.as_secs_f64()),
         decode_node: end.decode.as_ref().map(ToString::to_string).unwrap_or_default(),
         predicted_output_tokens: placement.filter(|it| it.decode.is_some()).map(|it| it.predicted_output_tokens),
+        first_token_attempt: end.first_token.map(|Attempt(attempt)| attempt),
     }
 }
 

@@ -71,8 +71,10 @@ pub struct DecodeExplanation {
 /// What became of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The request goes there, if it is taken in.
+    /// The request goes there.
     Chosen,
+    /// The request would have gone there, but was rejected or waits.
+    Best,
     /// Another one was better, or as good and drawn.
     NotChosen,
     /// It was not among those that were compared.
@@ -104,6 +106,7 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Chosen => f.write_str("chosen"),
+            Self::Best => f.write_str("best"),
             Self::NotChosen => f.write_str("not chosen"),
             Self::LeftOut(reason) => write!(f, "left out: {reason}"),
         }
@@ -214,7 +217,16 @@ impl Cluster {
     }
 
     pub(super) fn explanation(&self, decision: Result<Placement, Refusal>, rows: Rows) -> Explanation {
-        let Rows { prefill, decode, prefill_rest, decode_rest } = rows;
+        let Rows { mut prefill, mut decode, prefill_rest, decode_rest } = rows;
+        if decision.is_err() {
+            // The nodes were compared first. Then the request was rejected, and goes nowhere.
+            let verdicts = prefill.iter_mut().map(|row| &mut row.verdict);
+            for verdict in verdicts.chain(decode.iter_mut().map(|row| &mut row.verdict)) {
+                if *verdict == Verdict::Chosen {
+                    *verdict = Verdict::Best;
+                }
+            }
+        }
         Explanation {
             placement: self.policies.placement.name(),
             admission: self.policies.admission.name(),

@@ -352,6 +352,9 @@ fn check_explanation(cluster: &Cluster, explained: &Explanation, placed: &Result
             !placement.is_at_decode()
                 || prompt.is_some_and(|prompt| duration(prompt.unshared().finish()) == placement.predicted_ttft.0)
         );
+    } else {
+        let decode = explained.decode.iter().filter(|row| chosen(&row.verdict)).count();
+        assert_eq!((prefill.len(), decode), (0, 0), "a rejected request goes nowhere");
     }
     for row in &explained.prefill {
         let ready = cluster.node(&row.node).is_some_and(ClusterNode::is_ready);
@@ -360,7 +363,7 @@ fn check_explanation(cluster: &Cluster, explained: &Explanation, placed: &Result
                 assert_eq!((row.local, row.cost), (None, None));
                 assert!(!ready || !matches!(reason, LeftOut::State(_)), "{row:?}");
             }
-            Verdict::Chosen | Verdict::NotChosen => assert!(row.local.is_some()),
+            Verdict::Chosen | Verdict::NotChosen | Verdict::Best => assert!(row.local.is_some()),
         }
         let least = prefill.first().and_then(|chosen| chosen.cost);
         assert!(row.cost.zip(least).is_none_or(|(cost, least)| least <= cost * 1.051 + 1e-9), "{explained:?}");
