@@ -135,7 +135,7 @@ async fn unavailable_transport_stops_the_start() -> anyhow::Result<()> {
     let output = baton(&[&up[..], &["node.transport=carrier-pigeon"]].concat()).await?;
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     // Whichever node ends first.
-    let ended = "ended with status 2 before it was ready: baton-";
+    let ended = "ended with status 2 before it was ready";
     let said = "--transport: 'carrier-pigeon': expected auto, rdma, shm or tcp";
     assert_eq!(output.status.code(), Some(2), "{error}");
     assert!(error.contains(ended) && error.contains(said), "{error}");

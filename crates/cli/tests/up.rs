@@ -50,9 +50,13 @@ impl Scene {
     }
 
     fn up(&self, args: &[&str]) -> Up {
+        self.up_for_people(&[&["--json"], args].concat())
+    }
+
+    fn up_for_people(&self, args: &[&str]) -> Up {
         let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
         command
-            .args(["up", "--json", "--engine", "mock", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--bin-dir"])
+            .args(["up", "--engine", "mock", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--bin-dir"])
             .arg(self.path());
         command.args(["--ready-file"]).arg(self.path().join("ready")).args(args).env_remove("BATON_MODEL");
         Up(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
@@ -167,11 +171,12 @@ fn up_ends_with_the_reason_if_a_role_cannot_start() {
     let (status, out, err) = scene.up(&[]).end();
     assert_eq!((status, out.as_str()), (Some(2), ""));
     let last = err.lines().last().unwrap();
-    assert!(
-        last.contains("decode-0 ended with status 2 before it was ready: baton-decode: model: not a GGUF file"),
-        "{err}"
-    );
+    let ended = "decode-0 ended with status 2 before it was ready";
+    assert!(last.contains(&format!("{ended}: baton-decode: model: not a GGUF file")), "{err}");
     assert!(scene.pids().iter().all(|pid| !is_alive(pid)));
+    let (_, _, err) = scene.up_for_people(&[]).end();
+    assert_eq!((err.matches("not a GGUF file").count(), err.contains(ended)), (1, true), "{err}");
+    assert!(!err.contains("starting it again"), "{err}");
 }
 
 #[test]

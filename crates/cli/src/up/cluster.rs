@@ -45,6 +45,8 @@ struct Member {
 /// The processes of a cluster.
 pub struct Cluster {
     plan: Plan,
+    /// What is said is for programs.
+    json: bool,
     console: Console,
     tasks: TaskSet,
     members: Vec<Member>,
@@ -54,12 +56,12 @@ pub struct Cluster {
 
 impl Cluster {
     /// Nothing runs yet.
-    pub fn new(plan: Plan, tasks: TaskSet) -> Result<Self, CliError> {
+    pub fn new(plan: Plan, json: bool, tasks: TaskSet) -> Result<Self, CliError> {
         if let Some(path) = &plan.ready_file {
             remove_if_there(path)?;
         }
         let (sender, events) = mpsc::channel(EVENT_QUEUE);
-        Ok(Self { plan, console: Console::new(), tasks, members: Vec::new(), sender, events })
+        Ok(Self { plan, json, console: Console::new(), tasks, members: Vec::new(), sender, events })
     }
 
     /// A line on stderr.
@@ -132,14 +134,16 @@ impl Cluster {
     /// Takes one event. That a role ends is an error.
     async fn next_before_ready(&mut self) -> Result<(), CliError> {
         let Some(event) = self.events.recv().await else { return Ok(()) };
-        if let ProcessEvent::Died { reason, is_refusal, last_lines, .. } = &event.what {
+        if let ProcessEvent::Died { reason, last_lines, restart_in } = &event.what {
             self.console.done(&event.name);
-            // After the error, clap says how to get help.
+            // People have seen it among the logs, unless those go to files. After the error, clap
+            // says how to get help.
             let error = last_lines.iter().rev().find(|line| line.starts_with("error: "));
-            let said = error.or(last_lines.last()).map_or_else(String::new, |said| format!(": {said}"));
+            let said = error.or(last_lines.last()).filter(|_| self.json || self.plan.log_dir.is_some());
+            let said = said.map_or_else(String::new, |said| format!(": {said}"));
             let message = format!("{} {reason} before it was ready{said}", event.name);
             let refused = |message| CliError::Refused { kind: ErrorKind::Invalid, message, retry_after_s: None };
-            return Err(if *is_refusal { refused(message) } else { CliError::Cluster(message) });
+            return Err(if restart_in.is_none() { refused(message) } else { CliError::Cluster(message) });
         }
         self.note(event);
         Ok(())
@@ -147,9 +151,9 @@ impl Cluster {
 
     /// Says that all are ready: a table for people, a line of JSON for programs, and the file that
     /// was asked for.
-    pub fn announce(&mut self, json: bool) -> Result<(), CliError> {
+    pub fn announce(&mut self) -> Result<(), CliError> {
         self.write_ready_file()?;
-        if json {
+        if self.json {
             return Ok(line(&self.summary().to_string())?);
         }
         line(&self.render(Paint::stdout()))?;
@@ -159,7 +163,9 @@ impl Cluster {
         let addresses = self.addresses(|_| None).join(",");
         let flag =
             if addresses == "http://127.0.0.1:7070" { String::new() } else { format!(" --conductor {addresses}") };
-        self.say(&format!("ready: try baton{flag} chat; Ctrl-C drains and stops"));
+        let http = self.of(Role::Conductor).find_map(|member| member.ready.as_ref()?.http.as_deref());
+        let api = http.map(|http| format!("OpenAI API at http://{}/v1; ", reachable(http))).unwrap_or_default();
+        self.say(&format!("ready: {api}try baton{flag} chat; Ctrl-C drains and stops"));
         Ok(())
     }
 
@@ -249,11 +255,11 @@ impl Cluster {
                     console.say(&console.paint.green(&format!("{} is up again (pid {})", member.name, member.pid)));
                 }
             }
-            ProcessEvent::Died { reason, last_lines, restart_in, .. } => {
+            ProcessEvent::Died { reason, last_lines, restart_in } => {
                 member.ready = None;
                 console.done(&member.name);
-                let text =
-                    format!("{} (pid {}) {reason}; starting it again in {restart_in:?}", member.name, member.pid);
+                let again = restart_in.map(|after| format!("; starting it again in {after:?}")).unwrap_or_default();
+                let text = format!("{} (pid {}) {reason}{again}", member.name, member.pid);
                 console.say(&console.paint.red(&text));
                 for said in last_lines.iter().filter(|_| show_lines) {
                     console.say(&console.paint.dim(&format!("  {said}")));

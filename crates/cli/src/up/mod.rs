@@ -111,20 +111,20 @@ pub async fn run(args: &UpArgs, json: bool) -> Result<(), CliError> {
     let mut plan = Plan::new(args)?;
     let network = args.namespaces.then(|| Network::new(&mut plan)).transpose()?;
     let tasks = TaskSet::new();
-    let mut cluster = Cluster::new(plan, tasks.clone())?;
-    let outcome = serve(&mut cluster, &mut signals, json).await;
+    let mut cluster = Cluster::new(plan, json, tasks.clone())?;
+    let outcome = serve(&mut cluster, &mut signals).await;
     let stopped = cluster.stop(&mut signals).await;
     let joined = tasks.join(CLOSE_TIMEOUT).await.map_err(|failure| CliError::Cluster(failure.to_string()));
     drop(network);
     outcome.and(stopped).and(joined)
 }
 
-async fn serve(cluster: &mut Cluster, signals: &mut Signals, json: bool) -> Result<(), CliError> {
+async fn serve(cluster: &mut Cluster, signals: &mut Signals) -> Result<(), CliError> {
     tokio::select! {
         started = cluster.start() => started?,
         signal = signals.recv() => return Err(CliError::Interrupted(format!("{signal} before the cluster was ready"))),
     }
-    cluster.announce(json)?;
+    cluster.announce()?;
     tokio::select! {
         result = cluster.watch() => result,
         signal = signals.recv() => {

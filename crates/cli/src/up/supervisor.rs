@@ -39,16 +39,14 @@ pub enum ProcessEvent {
     Progress(f64, String),
     /// It serves.
     Ready(Ready),
-    /// It ended, and will be started again.
+    /// It ended, and was not meant to.
     Died {
         /// Why.
         reason: String,
-        /// Its exit status says that a setting is wrong.
-        is_refusal: bool,
         /// The last that it said.
         last_lines: Vec<String>,
-        /// When it is started again.
-        restart_in: Duration,
+        /// When it is started again; never, if it has not served and says that a setting is wrong.
+        restart_in: Option<Duration>,
     },
     /// It ended and was meant to; what was wrong with that, if anything.
     Ended(Option<String>),
@@ -93,6 +91,7 @@ pub struct Supervisor {
     log: Arc<RoleLog>,
     events: mpsc::Sender<Event>,
     orders: watch::Receiver<Order>,
+    has_served: bool,
 }
 
 impl Supervisor {
@@ -105,7 +104,7 @@ impl Supervisor {
         tasks: &TaskSet,
     ) -> watch::Sender<Order> {
         let (sender, orders) = watch::channel(Order::Run);
-        let mut supervisor = Self { spec, backoff, log: Arc::new(log), events, orders };
+        let mut supervisor = Self { spec, backoff, log: Arc::new(log), events, orders, has_served: false };
         tasks.spawn_request("supervisor", async move { supervisor.run().await });
         sender
     }
@@ -121,13 +120,17 @@ impl Supervisor {
             if SystemClock.now() - started >= self.backoff.healthy_after {
                 failures = 0;
             }
-            let restart_in = self.backoff.delay(failures);
+            let would_end_again = outcome.is_refusal() && !self.has_served;
+            let restart_in = (!would_end_again).then(|| self.backoff.delay(failures));
             failures += 1;
             let reason = outcome.reason();
-            let is_refusal = outcome.is_refusal();
-            self.send(ProcessEvent::Died { reason, is_refusal, last_lines: self.log.take_tail(), restart_in }).await;
+            self.send(ProcessEvent::Died { reason, last_lines: self.log.take_tail(), restart_in }).await;
             let stopped = async { self.orders.wait_for(|order| *order > Order::Run).await.is_ok() };
-            if tokio::time::timeout(restart_in, stopped).await.is_ok() {
+            let is_stopped = match restart_in {
+                Some(after) => tokio::time::timeout(after, stopped).await.is_ok(),
+                None => stopped.await,
+            };
+            if is_stopped {
                 return self.send(ProcessEvent::Ended(None)).await;
             }
         }
@@ -149,7 +152,7 @@ impl Supervisor {
             tokio::select! {
                 status = child.wait() => break status,
                 () = &mut reading, if !read => read = true,
-                Some(ready) = ready.recv() => self.spec.keep_address(&ready),
+                Some(ready) = ready.recv() => self.on_ready(&ready),
                 Ok(()) = self.orders.changed() => Self::obey(pid, *self.orders.borrow()),
             }
         };
@@ -159,9 +162,14 @@ impl Supervisor {
             let _ = tokio::time::timeout(LAST_LINES_TIMEOUT, reading).await;
         }
         if let Ok(ready) = ready.try_recv() {
-            self.spec.keep_address(&ready);
+            self.on_ready(&ready);
         }
         status.map_or_else(|error| Outcome::NotStarted(error.to_string()), Outcome::Ended)
+    }
+
+    fn on_ready(&mut self, ready: &Ready) {
+        self.has_served = true;
+        self.spec.keep_address(ready);
     }
 
     fn obey(pid: u32, order: Order) {

@@ -80,15 +80,26 @@ async fn process_that_dies_is_restarted_with_growing_delay() {
     for _ in 0..4 {
         let (reason, lines, delay) = it
             .until(|what| match what {
-                ProcessEvent::Died { reason, last_lines, restart_in, .. } => Some((reason, last_lines, restart_in)),
+                ProcessEvent::Died { reason, last_lines, restart_in } => Some((reason, last_lines, restart_in)),
                 _ => None,
             })
             .await;
         assert_eq!((reason.as_str(), lines), ("ended with status 3", vec!["why".to_owned()]));
-        delays.push(delay.as_millis());
+        delays.push(delay.unwrap().as_millis());
     }
     assert_eq!(delays, [20, 40, 80, 80]);
     // Asked to end while it waits to be started again, or just as it died of itself.
+    it.stop(Order::Stop).await;
+}
+
+#[tokio::test]
+async fn wrong_setting_ends_a_process_for_good_unless_it_has_served() {
+    let restart_in = |what| if let ProcessEvent::Died { restart_in, .. } = what { Some(restart_in) } else { None };
+    let mut it = Fixture::new(Role::Prefill, "exit 2");
+    assert_eq!(it.until(restart_in).await, None);
+    assert_eq!(it.stop(Order::Stop).await, None);
+    let mut it = Fixture::new(Role::Prefill, &format!("{READY}; exit 2"));
+    assert_eq!(it.until(restart_in).await, Some(Duration::from_millis(20)));
     it.stop(Order::Stop).await;
 }
 
