@@ -225,6 +225,9 @@ pub struct NodesArgs {
     /// Show KV transfers between nodes instead: a row per pair that has any
     #[arg(long, conflicts_with = "check")]
     pub transport: bool,
+    /// Show generation, KV dtype, KV class and address too
+    #[arg(long, conflicts_with_all = ["check", "transport"])]
+    pub wide: bool,
 }
 
 /// Of `baton chaos`.

@@ -27,6 +27,8 @@ const HEADER: [&str; 14] = [
     "KV CLASS",
     "ADDRESS",
 ];
+/// Columns that say how a node is. The others say what it is.
+const NARROW: usize = 10;
 /// Column of the state.
 const STATE: usize = 2;
 
@@ -54,7 +56,7 @@ async fn look(args: &NodesArgs, conductor: &Conductor, json: bool) -> Result<Str
     Ok(match args.transport {
         true => paths::render(nodes, Paint::stdout()),
         false if nodes.is_empty() && listed.unjoined.is_empty() => "no node has registered".to_owned(),
-        false => render(&listed, Paint::stdout()),
+        false => render(&listed, args.wide, Paint::stdout()),
     })
 }
 
@@ -81,9 +83,11 @@ async fn check(conductor: &Conductor, json: bool) -> Result<(), CliError> {
     }
 }
 
-fn render(listed: &v1::ListNodesResponse, paint: Paint) -> String {
-    let rows: Vec<_> = listed.nodes.iter().map(row).chain(listed.unjoined.iter().map(unjoined_row)).collect();
-    let table = node_table(&HEADER, &rows, STATE, paint);
+fn render(listed: &v1::ListNodesResponse, is_wide: bool, paint: Paint) -> String {
+    let columns = if is_wide { HEADER.len() } else { NARROW };
+    let mut rows: Vec<_> = listed.nodes.iter().map(row).chain(listed.unjoined.iter().map(unjoined_row)).collect();
+    rows.iter_mut().for_each(|row| row.truncate(columns));
+    let table = node_table(&HEADER[..columns], &rows, STATE, paint);
     let why = |node: &v1::UnjoinedNode| format!("{} is {}: {}", node.name, node.state, node.reason);
     let why: Vec<_> = listed.unjoined.iter().map(why).collect();
     if why.is_empty() { table } else { format!("{table}\n\n{}", why.join("\n")) }
@@ -243,12 +247,12 @@ decode-1   decode   unreachable  -        -        -       -          -         
 
 decode-1 is unreachable: cannot reach http://10.9.9.9:7100: Network is unreachable";
         let listed = v1::ListNodesResponse { nodes: vec![lost], unjoined: vec![unjoined] };
-        assert_eq!(render(&listed, Paint::none()), expected);
+        assert_eq!(render(&listed, true, Paint::none()), expected);
     }
 
     #[test]
     fn nodes_table_has_a_row_per_node() {
-        let text = render(&v1::ListNodesResponse { nodes: vec![node()], unjoined: Vec::new() }, Paint::none());
+        let text = render(&v1::ListNodesResponse { nodes: vec![node()], unjoined: Vec::new() }, true, Paint::none());
         let cells: Vec<&str> =
             text.lines().nth(1).unwrap().split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
         assert_eq!(
@@ -270,6 +274,8 @@ decode-1 is unreachable: cannot reach http://10.9.9.9:7100: Network is unreachab
                 "http://127.0.0.1:9"
             ]
         );
+        let text = render(&v1::ListNodesResponse { nodes: vec![node()], unjoined: Vec::new() }, false, Paint::none());
+        assert!(text.lines().all(|line| line.len() <= 110) && text.ends_with("0.2 s ago"), "{text}");
     }
 
     #[test]
