@@ -14,8 +14,8 @@ use crate::error::CliError;
 
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a conductor may take to say who it is.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a conductor may take to say who it is, on a busy machine too.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A conductor that answers no ping for this long is gone, even if its machine vanished without
 /// closing the connection.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -72,7 +72,6 @@ impl Conductor {
     async fn first_of(addresses: Vec<String>) -> Result<Self, CliError> {
         let endpoints = addresses.iter().map(|address| endpoint(address)).collect::<Result<Vec<_>, _>>()?;
         let mut reasons = Vec::new();
-        let has_others = endpoints.len() > 1;
         for (index, endpoint) in endpoints.into_iter().enumerate() {
             match endpoint.connect().await {
                 Ok(channel) => {
@@ -82,7 +81,7 @@ impl Conductor {
                     match conductor.version().await {
                         Ok(Err(status)) if is_broken(&status) => reasons.push(NotGrpc.to_string()),
                         // One that hangs takes connections.
-                        Err(silent) if has_others => reasons.push(silent.to_string()),
+                        Err(silent) => reasons.push(silent.to_string()),
                         // What is answered does not matter: a port for clients does not know the
                         // call.
                         _ => return Ok(conductor),
@@ -170,6 +169,15 @@ mod tests {
         let Err(error) = Conductor::connect(&address).await else { panic!("no conductor is there") };
         assert_eq!(error.exit_status(), 4);
         assert!(error.to_string().contains(&address) && error.to_string().contains("refused"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn conductor_that_hangs_is_unreachable() {
+        let hangs = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let Err(error) = Conductor::connect(&hangs.local_addr().unwrap().to_string()).await else {
+            panic!("it says nothing")
+        };
+        assert!(error.exit_status() == 4 && error.to_string().contains("no answer within 5 s"), "{error}");
     }
 
     #[tokio::test]
