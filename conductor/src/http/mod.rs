@@ -119,11 +119,20 @@ async fn version() -> Json<Value> {
 }
 
 async fn no_such_path(uri: Uri) -> HttpError {
-    let message = format!(
-        "there is no such path: {:?}; those that there are begin with /v1, or are in /openapi.json",
-        error::shown(uri.path())
-    );
-    HttpError::new(StatusCode::NOT_FOUND, message)
+    let path = uri.path();
+    let hint = match meant(path) {
+        Some(meant) => format!("did you mean {meant}?"),
+        None => "/openapi.json lists those that there are".to_owned(),
+    };
+    HttpError::new(StatusCode::NOT_FOUND, format!("there is no such path: {:?}; {hint}", error::shown(path)))
+}
+
+/// What a path is meant to be that has `/v1` twice, not at all, or behind something else: a
+/// client's base URL is wrong.
+fn meant(path: &str) -> Option<String> {
+    let path = path.trim_end_matches('/');
+    let ends = ["/models", "/chat/completions", "/completions", "/responses", "/messages", "/messages/count_tokens"];
+    ends.iter().find(|end| path.ends_with(*end)).map(|end| format!("/v1{end}"))
 }
 
 async fn no_such_method() -> HttpError {
@@ -314,6 +323,15 @@ mod tests {
         let openai = models_json(&card, 7, false);
         assert_eq!(openai["data"][0]["created"], 7);
         assert_eq!((&openai["object"], &openai["data"][0]["object"]), (&json!("list"), &json!("model")));
+    }
+
+    #[test]
+    fn wrong_base_url_is_told_the_path() {
+        for wrong in ["/chat/completions", "/v1/v1/chat/completions", "/openai/v1/chat/completions/"] {
+            assert_eq!(meant(wrong).as_deref(), Some("/v1/chat/completions"), "{wrong}");
+        }
+        assert_eq!(meant("/completions").as_deref(), Some("/v1/completions"));
+        assert_eq!(meant("/v1/embeddings"), None);
     }
 
     #[test]
