@@ -374,3 +374,34 @@ fn left_out_decode(node: &ClusterNode, verdict: Verdict) -> DecodeExplanation {
     let node = node.info().node.clone();
     DecodeExplanation { node, verdict, sequences, tbt: None, push: None, prompt: None }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::tests::{cluster, id, info, place, request};
+    use super::*;
+    use crate::placement::PlacementKind;
+
+    #[test]
+    fn decision_log_lists_the_soonest_nodes() {
+        let now = Instant::now();
+        let mut cluster = cluster(now, PlacementKind::CacheAware);
+        cluster.config.slow_start = Duration::ZERO;
+        (0..100).for_each(|n| cluster.on_node_joined(now, info(&format!("q{n:03}"), NodeRole::Prefill, 1)));
+        // Prompts wait at all but 40 of them.
+        for n in 40..100 {
+            let others: Vec<_> = cluster.nodes().map(|node| node.info().node.clone()).collect();
+            let others: Vec<_> = others.into_iter().filter(|node| *node != id(&format!("q{n:03}"))).collect();
+            let one_token = PlacementRequest { wants_decode: false, exclude: &others, ..request(n, &[]) };
+            place(&mut cluster, now, &one_token).unwrap();
+        }
+        let sized = request(1000, &[]);
+        let all = cluster.explain(now, &sized, &mut || 0);
+        let record = cluster.place_explained(now, &sized, &mut || 0);
+        assert_eq!((record.decision, all.prefill.len(), record.prefill.len()), (all.decision, 102, 32));
+        assert!(record.prefill.iter().all(|row| row.pending == 0 && all.prefill.contains(row)));
+        assert_eq!(record.prefill_rest, [(Verdict::NotChosen, 70)]);
+        assert_eq!(record.decode, all.decode, "of few, all are told");
+    }
+}
