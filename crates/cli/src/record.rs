@@ -76,7 +76,7 @@ fn render_decision(decision: &v1::RequestDecision, paint: Paint) -> String {
     format!("{head}\n{explained}{reselections}{failure}")
 }
 
-/// `last` is the last attempt. If there were several, each figure says which one it is of.
+/// `last` is the last attempt.
 fn render_end(end: &v1::RequestEnd, last: Option<&v1::RequestDecision>, paint: Paint) -> String {
     let outcome = match &end.failure {
         Some(failure) => paint.red(&format!("{}: {}", failure.kind, failure.message)),
@@ -91,7 +91,6 @@ fn render_end(end: &v1::RequestEnd, last: Option<&v1::RequestDecision>, paint: P
     let transfer = timeline.kv_transfer.clone().unwrap_or_default();
     let predicted = end.predicted_output_tokens.map(|tokens| format!(", predicted {tokens:.0}")).unwrap_or_default();
     let first = in_attempt(end.first_token_attempt, last);
-    let latest = in_attempt(last.map(|last| last.attempt), last);
     let rows = [
         ("ended", format!("{outcome}, {} after it came", seconds(timeline.total_s))),
         ("TTFT", compared(end.ttft_s, end.predicted_ttft_s) + &before_last(end, last)),
@@ -101,22 +100,19 @@ fn render_end(end: &v1::RequestEnd, last: Option<&v1::RequestDecision>, paint: P
         (
             "queue",
             format!(
-                "{} for prefill{first}, {} for decode{latest}",
+                "{} for prefill{first}, {} for decode",
                 seconds(timeline.prefill_queue_s),
                 seconds(timeline.decode_queue_s)
             ),
         ),
         ("prefill", seconds(timeline.prefill_compute_s) + &first),
         ("decoded", decoded(end, &timeline)),
-        (
-            "KV transferred",
-            format!("{}, {} of it exposed{latest}", bytes(transfer.bytes), seconds(transfer.exposed_seconds)),
-        ),
+        ("KV transferred", format!("{}, {} of it exposed", bytes(transfer.bytes), seconds(transfer.exposed_seconds))),
     ];
     rows.map(|(name, value)| format!("{name:<9} {value}")).join("\n")
 }
 
-/// Says which attempt a figure is of, if there were several.
+/// Which attempt a figure is of, if there were several.
 fn in_attempt(attempt: Option<u32>, last: Option<&v1::RequestDecision>) -> String {
     match (attempt, last) {
         (Some(attempt), Some(last)) if last.attempt > 0 => format!(" in attempt {attempt}"),
@@ -227,7 +223,7 @@ mod tests {
             "TTFT      200.0 ms, predicted 100.0 ms; 2.0 ms of it before attempt 1 was placed\nTBT       -, predicted -",
             "cached    64 of 100 tokens\noutput    7 tokens\n",
             "\n\nwent on   d1 instead of d0: no room\n\nended",
-            "\nqueue     0 us for prefill in attempt 0, 0 us for decode in attempt 1\n",
+            "\nqueue     0 us for prefill in attempt 0, 0 us for decode\n",
             "\nprefill   0 us in attempt 0\ndecoded   on d1\n",
         ] {
             assert!(text.contains(part), "'{part}' in:\n{text}");
