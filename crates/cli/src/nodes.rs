@@ -11,7 +11,7 @@ use crate::screen::{Paint, Waiting, line};
 use crate::table::node_table;
 use crate::watch::watch;
 
-const HEADER: [&str; 14] = [
+const HEADER: [&str; 12] = [
     "NAME",
     "ROLE",
     "STATE",
@@ -19,16 +19,14 @@ const HEADER: [&str; 14] = [
     "WAITING",
     "PLACED",
     "KV BLOCKS",
-    "CACHED TOKENS",
-    "PREFIX HITS",
     "REPORT",
     "GENERATION",
     "KV DTYPE",
     "KV CLASS",
     "ADDRESS",
 ];
-/// Columns that say how a node is. The others say what it is.
-const NARROW: usize = 10;
+/// Columns that say how a node is: they fit a terminal of 80 columns. The others say what it is.
+const NARROW: usize = 8;
 /// Column of the state.
 const STATE: usize = 2;
 
@@ -97,10 +95,6 @@ fn row(node: &v1::NodeStatus) -> Vec<String> {
     let info = node.info.clone().unwrap_or_default();
     // A node that has left has none.
     let of_load = |figure: &dyn Fn(&v1::Load) -> String| node.load.as_ref().map_or_else(none, figure);
-    let hits = |load: &v1::Load| match load.prefix_queries {
-        0 => none(),
-        queries => format!("{:.0} %", 100.0 * load.prefix_hits as f64 / queries as f64),
-    };
     vec![
         info.name,
         info.role,
@@ -109,8 +103,6 @@ fn row(node: &v1::NodeStatus) -> Vec<String> {
         of_load(&|load| load.waiting.to_string()),
         node.placed.to_string(),
         of_load(&|load| format!("{}/{}", load.blocks_used, load.blocks_total)),
-        of_load(&|_| cached_tokens(node).to_string()),
-        of_load(&hits),
         format!("{:.1} s ago", node.report_age_s),
         info.generation,
         info.layout.map_or_else(none, |layout| layout.dtype),
@@ -241,9 +233,9 @@ mod tests {
         };
         assert_eq!(unjoined_json(&unjoined)["state"], "unreachable");
         let expected = "\
-NAME       ROLE     STATE        RUNNING  WAITING  PLACED  KV BLOCKS  CACHED TOKENS  PREFIX HITS  REPORT      GENERATION  KV DTYPE  KV CLASS    ADDRESS
-prefill-0  prefill  lost         -        -        4       -          -              -            12.0 s ago  1a          int8      cpu-int8-3  http://127.0.0.1:9
-decode-1   decode   unreachable  -        -        -       -          -              -            1.5 s ago   2b          -         -           http://10.9.9.9:7100
+NAME       ROLE     STATE        RUNNING  WAITING  PLACED  KV BLOCKS  REPORT      GENERATION  KV DTYPE  KV CLASS    ADDRESS
+prefill-0  prefill  lost         -        -        4       -          12.0 s ago  1a          int8      cpu-int8-3  http://127.0.0.1:9
+decode-1   decode   unreachable  -        -        -       -          1.5 s ago   2b          -         -           http://10.9.9.9:7100
 
 decode-1 is unreachable: cannot reach http://10.9.9.9:7100: Network is unreachable";
         let listed = v1::ListNodesResponse { nodes: vec![lost], unjoined: vec![unjoined] };
@@ -265,8 +257,6 @@ decode-1 is unreachable: cannot reach http://10.9.9.9:7100: Network is unreachab
                 "3",
                 "4",
                 "40/100",
-                "80",
-                "75 %",
                 "0.2 s ago",
                 "1a",
                 "int8",
@@ -275,7 +265,7 @@ decode-1 is unreachable: cannot reach http://10.9.9.9:7100: Network is unreachab
             ]
         );
         let text = render(&v1::ListNodesResponse { nodes: vec![node()], unjoined: Vec::new() }, false, Paint::none());
-        assert!(text.lines().all(|line| line.len() <= 110) && text.ends_with("0.2 s ago"), "{text}");
+        assert!(text.lines().all(|line| line.len() <= 80) && text.ends_with("0.2 s ago"), "{text}");
     }
 
     #[test]
