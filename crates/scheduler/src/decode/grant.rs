@@ -201,8 +201,7 @@ impl DecodeCore {
         let received = self.pool.allocate_receiving(receiving.len(), id).map_err(out_of_blocks)?;
         let own = self.pool.allocate(needed.given - receiving.end).map_err(out_of_blocks)?;
         let reservation = self.pool.reserve(needed.growth).map_err(out_of_blocks)?;
-        self.prefix_queries += request.tokens() as u64;
-        self.prefix_hits += (cached.len() * block_tokens) as u64;
+        self.lookups.count(request.tokens(), cached.len() * block_tokens);
         let reply = GrantReply {
             grant: id,
             cached_blocks: cached.len() as u32,

@@ -150,8 +150,7 @@ impl DecodeCore {
             Ok(FetchedBytes { bytes, transport }) => {
                 let tokens = fetch.blocks.len() * block_tokens;
                 sequence.kv.num_computed_tokens = fetch.blocks.end * block_tokens;
-                self.prefix_hits += tokens as u64;
-                self.prefix_hits_fetched += tokens as u64;
+                self.lookups.count_fetched(tokens);
                 FetchReport { tokens: tokens as u32, bytes, transport, elapsed, failure: None }
             }
             Err(refused) => nothing_fetched(elapsed, Some(refused)),

@@ -40,7 +40,7 @@ use baton_types::{
 use crate::config::{DecodeConfig, InvalidConfig};
 use crate::deadlines::Deadlines;
 use crate::lease::Leases;
-use crate::load::pool_load;
+use crate::load::{PrefixLookups, cache_load};
 use crate::tier::Stores;
 
 pub use effect::DecodeEffect;
@@ -90,10 +90,7 @@ pub struct DecodeCore {
     next_migration_request: Option<Instant>,
     /// Whether a sequence that is here waits for blocks: then no other request gets any.
     lacks_room: bool,
-    prefix_queries: u64,
-    prefix_hits: u64,
-    prefix_hits_ssd: u64,
-    prefix_hits_fetched: u64,
+    lookups: PrefixLookups,
     draining: bool,
 }
 
@@ -135,10 +132,7 @@ impl DecodeCore {
             preemptions: 0,
             next_migration_request: None,
             lacks_room: false,
-            prefix_queries: 0,
-            prefix_hits: 0,
-            prefix_hits_ssd: 0,
-            prefix_hits_fetched: 0,
+            lookups: PrefixLookups::default(),
             draining: false,
         })
     }
@@ -173,14 +167,9 @@ impl DecodeCore {
             queued_tokens: queued.map(|sequence| sequence.remaining_tokens() as u64).sum(),
             kv_tokens: kv_tokens as u64,
             preemptions: self.preemptions,
-            blocks_ssd: self.pool.len_below() as u32,
-            prefix_queries: self.prefix_queries,
-            prefix_hits: self.prefix_hits,
-            prefix_hits_ssd: self.prefix_hits_ssd,
-            prefix_hits_fetched: self.prefix_hits_fetched,
             draining: self.draining,
             accepts_migrations: self.check_accepts_migrations().is_ok(),
-            ..pool_load(&self.pool)
+            ..cache_load(&self.pool, &self.lookups)
         }
     }
 

@@ -135,8 +135,7 @@ impl DecodeCore {
         let sequence = self.sequences.get_mut(&key)?;
         let held = room.cached.len();
         sequence.kv.set_blocks(room.cached, new, self.config.model.block_tokens());
-        self.prefix_queries += sequence.tokens.len() as u64;
-        self.prefix_hits += sequence.kv.num_computed_tokens as u64;
+        self.lookups.count(sequence.tokens.len(), sequence.kv.num_computed_tokens);
         Some(held)
     }
 

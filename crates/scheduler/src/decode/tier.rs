@@ -68,8 +68,7 @@ impl DecodeCore {
             Ok(blocks) => {
                 let blocks = blocks.min(loading.len());
                 sequence.kv.num_computed_tokens = (loading.start + blocks) * block_tokens;
-                self.prefix_hits += (blocks * block_tokens) as u64;
-                self.prefix_hits_ssd += (blocks * block_tokens) as u64;
+                self.lookups.count_ssd(blocks * block_tokens);
                 self.complete_blocks(key);
             }
             Err(refused) if refused.kind == ErrorKind::DeadlineExceeded => {

@@ -10,6 +10,7 @@ use baton_types::{
     TokenLogprobs,
 };
 
+use super::request::InStep;
 use super::{Active, PrefillCore, PrefillEffect, Queued, Transfer, failed};
 use crate::config::PROGRESS_INTERVAL;
 use crate::queue::queue_order;
@@ -103,9 +104,8 @@ impl PrefillCore {
         running.layers.insert(layer);
         running.last_layer = Some((layer, now));
         for (key, range) in running.sequences.clone() {
-            let Some(request) = self.active.get_mut(&key).filter(|request| !request.ended && !request.spoiled) else {
-                continue;
-            };
+            let counts = |request: &&mut Active| !request.ended && request.in_step == InStep::Yes;
+            let Some(request) = self.active.get_mut(&key).filter(counts) else { continue };
             if let Some(transfer) = &mut request.transfer {
                 transfer.on_ready(layer, range.start / block_tokens..range.end.div_ceil(block_tokens));
             }
@@ -122,14 +122,14 @@ impl PrefillCore {
         failure: Option<&Refused>,
     ) {
         let request = self.active.get_mut(&key).expect("a request in a step stays until the step is over");
-        request.in_step = false;
+        let in_step = std::mem::replace(&mut request.in_step, InStep::No);
         if request.ended {
             return self.release_if_unused(key);
         }
         if let Some(Refused { kind, message }) = failure {
             return self.end(key, Some(failed(*kind, format!("the engine failed: {message}"))));
         }
-        if std::mem::take(&mut request.spoiled) {
+        if in_step == InStep::Spoiled {
             return;
         }
         assert!(request.fetch.is_none(), "a step is over before the prefix that it waited for");
@@ -251,7 +251,7 @@ impl PrefillCore {
             return;
         }
         *budget = budget.saturating_sub(share);
-        request.in_step = true;
+        request.in_step = InStep::Yes;
         sequences.push(step_sequence(request, share, block_tokens));
         self.tell_started(now, key);
     }
@@ -299,7 +299,7 @@ impl PrefillCore {
         }
         self.pool.acquire(&matched);
         let new = self.pool.allocate(missing).ok()?;
-        self.prefix_queries += tokens as u64;
+        self.lookups.count(tokens, matched.len() * self.config.model.block_tokens());
         let queued = self.remove_queued(key)?;
         let num_cached = matched.len();
         self.start(now, queued, num_cached, Arc::new(matched.into_iter().chain(new).collect()));
@@ -328,7 +328,6 @@ impl PrefillCore {
         let key = job.key;
         let block_tokens = self.config.model.block_tokens();
         let locally_cached_tokens = num_cached * block_tokens;
-        self.prefix_hits += locally_cached_tokens as u64;
         self.deadlines.clear(key);
         let fetch = self.fetch_of(now, &job, &hashes[..reusable_blocks(&job, block_tokens)], num_cached);
         let cached_tokens = fetch.as_ref().map_or(locally_cached_tokens, |fetch| fetch.blocks.end * block_tokens);
@@ -348,8 +347,7 @@ impl PrefillCore {
             num_complete_blocks: num_cached,
             fetch: None,
             told: None,
-            in_step: false,
-            spoiled: false,
+            in_step: InStep::No,
             ended: false,
             prompt_logprobs: Vec::new(),
             first_token: None,

@@ -151,11 +151,11 @@ impl PrefillCore {
     /// the step gives for the request from here on means nothing. Told before the engine goes on.
     pub fn on_prefix_late(&mut self, now: Instant, step: StepId, key: RequestKey) {
         self.assert_running(step);
-        let Some(request) = self.active.get_mut(&key).filter(|request| request.in_step && !request.ended) else {
+        let Some(request) = self.active.get_mut(&key).filter(|request| request.is_in_step() && !request.ended) else {
             return;
         };
         // Even if all has come meanwhile: by then the engine had given up.
-        request.spoiled = true;
+        request.spoil_step();
         let Some(fetch) = request.fetch.as_mut().filter(|fetch| !fetch.is_late) else { return };
         fetch.is_late = true;
         self.avoided.failed(now, source_of(&request.job, fetch));
@@ -200,14 +200,13 @@ impl PrefillCore {
         match result {
             Ok(FetchedBytes { bytes, transport }) => {
                 self.complete_blocks(key, fetch.blocks.end);
-                let tokens = (fetch.blocks.len() * block_tokens) as u32;
-                self.prefix_hits += u64::from(tokens);
+                let tokens = fetch.blocks.len() * block_tokens;
                 if transport == FetchReport::SSD {
-                    self.prefix_hits_ssd += u64::from(tokens)
+                    self.lookups.count_ssd(tokens);
                 } else {
-                    self.prefix_hits_fetched += u64::from(tokens)
+                    self.lookups.count_fetched(tokens);
                 }
-                FetchReport { tokens, bytes, transport, elapsed, failure: None }
+                FetchReport { tokens: tokens as u32, bytes, transport, elapsed, failure: None }
             }
             Err(refused) => {
                 let refused = if fetch.is_late {
@@ -222,7 +221,7 @@ impl PrefillCore {
                     if refused.kind == ErrorKind::DeadlineExceeded {
                         self.avoided.failed(now, source_of(&request.job, fetch));
                     }
-                    request.spoiled = request.in_step;
+                    request.spoil_step();
                     request.reset_to(fetch.blocks.start * block_tokens);
                 }
                 // Not the other node's fault.

@@ -21,8 +21,8 @@ impl PrefillCore {
         }
         for (key, request) in &self.active {
             let in_step = self.step.as_ref().is_some_and(|step| step.sequences.iter().any(|(other, _)| other == key));
-            ensure(in_step == request.in_step, || format!("{key:?} is in the step: {in_step}"))?;
-            ensure(request.in_step || self.waits(request), || format!("{key:?} waits for nothing: {request:?}"))?;
+            ensure(in_step == request.is_in_step(), || format!("{key:?} is in the step: {in_step}"))?;
+            ensure(request.is_in_step() || self.waits(request), || format!("{key:?} waits for nothing: {request:?}"))?;
         }
         Ok(())
     }

@@ -31,7 +31,7 @@ use crate::backoff::Backoff;
 use crate::config::{InvalidConfig, PrefillConfig};
 use crate::deadlines::Deadlines;
 use crate::lease::Leases;
-use crate::load::pool_load;
+use crate::load::{PrefixLookups, cache_load};
 use crate::tier::Stores;
 
 pub use effect::{FetchedBytes, PrefillEffect, PushId, PushReport, PushSpan};
@@ -66,10 +66,7 @@ pub struct PrefillCore {
     next_step: u64,
     next_lease: u64,
     submitted: u64,
-    prefix_queries: u64,
-    prefix_hits: u64,
-    prefix_hits_ssd: u64,
-    prefix_hits_fetched: u64,
+    lookups: PrefixLookups,
     draining: bool,
 }
 
@@ -105,10 +102,7 @@ impl PrefillCore {
             next_step: 0,
             next_lease: 0,
             submitted: 0,
-            prefix_queries: 0,
-            prefix_hits: 0,
-            prefix_hits_ssd: 0,
-            prefix_hits_fetched: 0,
+            lookups: PrefixLookups::default(),
             draining: false,
         })
     }
@@ -137,13 +131,8 @@ impl PrefillCore {
             waiting: self.queued.len() as u32,
             queued_tokens: ((waiting_tokens + running_tokens) as u64).saturating_sub(done),
             step: step.and_then(|step| step.progress(now, num_layers)),
-            prefix_queries: self.prefix_queries,
-            prefix_hits: self.prefix_hits,
-            prefix_hits_ssd: self.prefix_hits_ssd,
-            prefix_hits_fetched: self.prefix_hits_fetched,
-            blocks_ssd: self.pool.len_below() as u32,
             draining: self.draining,
-            ..pool_load(&self.pool)
+            ..cache_load(&self.pool, &self.lookups)
         }
     }
 
@@ -373,8 +362,9 @@ impl PrefillCore {
     /// Releases the blocks of a request that ended, once neither the engine nor the transfer engine
     /// touches them.
     fn release_if_unused(&mut self, key: RequestKey) {
-        let unused =
-            |request: &Active| request.ended && !request.in_step && !request.is_pushing() && request.fetch.is_none();
+        let unused = |request: &Active| {
+            request.ended && !request.is_in_step() && !request.is_pushing() && request.fetch.is_none()
+        };
         if self.active.get(&key).is_some_and(unused)
             && let Some(request) = self.active.remove(&key)
         {

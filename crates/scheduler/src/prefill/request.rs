@@ -33,6 +33,15 @@ impl Queued {
     }
 }
 
+/// Whether the engine works on a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum InStep {
+    No,
+    Yes,
+    /// It does, but the fetch failed under the step: what that gives for the request means nothing.
+    Spoiled,
+}
+
 /// A request that holds blocks.
 #[derive(Debug)]
 pub(super) struct Active {
@@ -58,10 +67,7 @@ pub(super) struct Active {
     pub fetch: Option<Fetch>,
     /// When the conductor last heard of its compute; `None` before that has begun.
     pub told: Option<Instant>,
-    /// The engine works on it.
-    pub in_step: bool,
-    /// The fetch failed under the step: what it gives for this request means nothing.
-    pub spoiled: bool,
+    pub in_step: InStep,
     /// Its outcome is told; it stays only until its blocks are no longer in use.
     pub ended: bool,
     pub prompt_logprobs: Vec<TokenLogprobs>,
@@ -74,6 +80,17 @@ impl Active {
     /// Tokens of the prompt, and of the output so far.
     pub(super) fn num_tokens(&self) -> usize {
         self.job.tokens.len()
+    }
+
+    pub(super) fn is_in_step(&self) -> bool {
+        self.in_step != InStep::No
+    }
+
+    /// What the step gives for it means nothing, if it is in one.
+    pub(super) fn spoil_step(&mut self) {
+        if self.is_in_step() {
+            self.in_step = InStep::Spoiled;
+        }
     }
 
     pub(super) fn remaining_tokens(&self) -> usize {
