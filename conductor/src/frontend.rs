@@ -138,17 +138,13 @@ pub struct Frontend {
 
 impl Frontend {
     /// Puts the parts together.
-    #[allow(clippy::too_many_arguments)] // one call, in `run`
     pub fn new(
         id: ConductorId,
         model: TextModel,
         settings: RunTimeSettings,
         rules: &Rules,
-        nodes: NodeSessions,
         metrics: Metrics,
         clock: Arc<dyn Clock>,
-        tasks: TaskSet,
-        shutdown: Shutdown,
     ) -> Self {
         let own = &settings.in_force().borrow().settings.settings.clone();
         let limits = rules.limits;
@@ -162,15 +158,15 @@ impl Frontend {
             kv: KvFormat { block_tokens: own.block_tokens, dtype: own.kv_dtype },
             limits: Mutex::new(limits),
             live,
-            nodes,
+            nodes: NodeSessions::default(),
             unjoined: UnjoinedNodes::default(),
             transfers: Transfers::default(),
             metrics,
             window_stats: SharedWindowStats::new(clock.now()),
             decision_log: DecisionLog::default(),
             clock,
-            tasks,
-            shutdown,
+            tasks: TaskSet::new(),
+            shutdown: Shutdown::new(),
             unread: Budget::new(own.max_body_bytes_total),
             keyed: KeyedAnswers::new(own.max_body_bytes_total),
             settings,

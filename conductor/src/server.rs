@@ -10,9 +10,7 @@ use baton_membership::Etcd;
 use baton_proto::MAX_MESSAGE_BYTES;
 use baton_runtime::settings::{self, BadSetting, Loaded};
 use baton_runtime::telemetry::init_logs;
-use baton_runtime::{
-    Clock, Drain, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, error_chain, random_u64, within,
-};
+use baton_runtime::{Clock, Drain, Phase, Signals, SystemClock, Telemetry, error_chain, random_u64, within};
 use baton_scheduler::TICK_INTERVAL;
 use baton_text::{ChatTemplate, Tokenizer};
 use baton_types::ConductorId;
@@ -20,7 +18,6 @@ use baton_types::ConductorId;
 use crate::config::{LONGEST_WAIT, STALL_TIMEOUTS, Settings};
 use crate::frontend::Frontend;
 use crate::metrics::{METRICS, Metrics};
-use crate::nodes::NodeSessions;
 use crate::ports::{Addresses, Ports};
 use crate::prompt::TextModel;
 use crate::run_time_settings::{Rules, RunTimeSettings};
@@ -134,10 +131,8 @@ fn frontend(
     let rules = Rules::new(settings)?;
     let settings = RunTimeSettings::new(loaded.clone(), etcd, Arc::clone(&clock));
     let id = ConductorId(random_u64());
-    let tasks = TaskSet::new();
-    let shutdown = Shutdown::new();
     tracing::info!(%id, model = model.name, "conductor starting");
-    Ok(Frontend::new(id, model, settings, &rules, NodeSessions::default(), metrics, clock, tasks, shutdown))
+    Ok(Frontend::new(id, model, settings, &rules, metrics, clock))
 }
 
 /// Numbers that are used as they are.
