@@ -31,10 +31,8 @@ pub fn request_id(args: &ExplainArgs) -> Option<String> {
 
 /// Prints a request's record.
 pub async fn run(id: String, args: &ExplainArgs, conductor: &str, json: bool) -> Result<(), CliError> {
-    let conductor = Conductor::connect(conductor).await?;
-    let request = v1::ExplainByIdRequest { request_id: id };
-    let record = match conductor.cluster().explain_by_id(request).await.map_err(CliError::from) {
-        Ok(record) => record.into_inner(),
+    let record = match find(id, conductor).await {
+        Ok(record) => record,
         Err(CliError::Refused { kind: ErrorKind::NotFound, message, retry_after_s }) if !args.is_request => {
             let message = format!("{message} (if it is a prompt, give it on stdin: baton explain -)");
             return Err(CliError::Refused { kind: ErrorKind::NotFound, message, retry_after_s });
@@ -43,6 +41,22 @@ pub async fn run(id: String, args: &ExplainArgs, conductor: &str, json: bool) ->
     };
     let text = if json { to_json(&record).to_string() } else { render(&record, Paint::stdout()) };
     Ok(line(&text)?)
+}
+
+/// The record, from the conductor that served the request: no other has it.
+async fn find(request_id: String, conductors: &str) -> Result<v1::ExplainByIdResponse, CliError> {
+    let mut conductor = Conductor::connect(conductors).await?;
+    let mut left = conductor.conductors();
+    loop {
+        left -= 1;
+        let request = v1::ExplainByIdRequest { request_id: request_id.clone() };
+        match conductor.cluster().explain_by_id(request).await.map_err(CliError::from) {
+            Err(CliError::Refused { kind: ErrorKind::NotFound, .. }) if left > 0 => {
+                conductor = conductor.another().await?;
+            }
+            record => return record.map(tonic::Response::into_inner),
+        }
+    }
 }
 
 fn render(record: &v1::ExplainByIdResponse, paint: Paint) -> String {

@@ -266,6 +266,18 @@ fn explain_command_explains_a_request_by_its_id() {
 }
 
 #[test]
+fn explain_command_asks_each_conductor_for_a_request() {
+    let [first, other] = ['a', 'b'].map(Fake::knowing);
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let all = format!("{},{gone},{}", first.address(), other.address());
+    let explain = |digit: &str| run(&first, &["--conductor", &all, "explain", &digit.repeat(32)]);
+    assert_eq!(explain("a").1, format!("request   {}\n\nit runs\n", "a".repeat(32)));
+    assert_eq!(explain("b").1, format!("request   {}\n\nit runs\n", "b".repeat(32)));
+    let (output, _, err) = explain("c");
+    assert!(output.status.code() == Some(2) && err.starts_with("baton: request_id: not among"), "{err}");
+}
+
+#[test]
 fn cache_command_shows_looks_up_and_clears() {
     let fake = Fake::start();
     let (_, out, err) = run(&fake, &["cache", "--top", "7"]);

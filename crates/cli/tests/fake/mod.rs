@@ -30,13 +30,18 @@ pub struct Fake {
 
 impl Fake {
     pub fn start() -> Self {
+        Self::knowing('a')
+    }
+
+    /// One that served the requests whose ids begin so.
+    pub fn knowing(served: char) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let seen = Arc::new(Mutex::new(Seen::default()));
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
         let server = tonic::transport::Server::builder()
-            .add_service(v1::inference_server::InferenceServer::new(Service(Arc::clone(&seen))))
-            .add_service(v1::cluster_server::ClusterServer::new(Service(Arc::clone(&seen))))
+            .add_service(v1::inference_server::InferenceServer::new(Service { seen: Arc::clone(&seen), served }))
+            .add_service(v1::cluster_server::ClusterServer::new(Service { seen: Arc::clone(&seen), served }))
             .serve_with_incoming(TcpListenerStream::new(listener));
         runtime.spawn(server);
         Self { address, seen, _runtime: runtime }
@@ -56,7 +61,10 @@ impl Fake {
     }
 }
 
-struct Service(Arc<Mutex<Seen>>);
+struct Service {
+    seen: Arc<Mutex<Seen>>,
+    served: char,
+}
 
 type Responses = Pin<Box<dyn Stream<Item = Result<v1::GenerateResponse, Status>> + Send>>;
 
@@ -94,7 +102,7 @@ impl v1::inference_server::Inference for Service {
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Responses>, Status> {
         let request = request.into_inner();
-        self.0.lock().unwrap().requests += 1;
+        self.seen.lock().unwrap().requests += 1;
         let seed = request.sampling.as_ref().and_then(|s| s.seed).unwrap_or(1);
         let wants_logprobs = request.sampling.as_ref().is_some_and(|s| s.logprobs.is_some());
         let said = said(request.prompt);
@@ -109,7 +117,7 @@ impl v1::inference_server::Inference for Service {
         let accepted =
             v1::Accepted { request_id: "r1".into(), model: "m".into(), prompt_token_ids: vec![1, 2, 3], seed };
         let (sender, receiver) = mpsc::channel(4);
-        let seen = Arc::clone(&self.0);
+        let seen = Arc::clone(&self.seen);
         #[allow(clippy::disallowed_methods)] // ends with the client
         tokio::spawn(async move {
             let _ = sender.send(event(Event::Accepted(accepted))).await;
@@ -218,7 +226,7 @@ impl v1::cluster_server::Cluster for Service {
         request: Request<v1::ExplainByIdRequest>,
     ) -> Result<Response<v1::ExplainByIdResponse>, Status> {
         let request_id = request.into_inner().request_id;
-        if !request_id.starts_with('a') {
+        if !request_id.starts_with(self.served) {
             return Err(baton_proto::status(ErrorKind::NotFound, "request_id: not among the last 7", None));
         }
         Ok(Response::new(v1::ExplainByIdResponse { request_id, max_tokens: 5, ..Default::default() }))
