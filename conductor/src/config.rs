@@ -143,7 +143,7 @@ baton_runtime::settings! {
         block_tokens: u32 = 16, "N";
         /// Expect K and V stored as f16, bf16, f32 or int8 on all nodes.
         kv_dtype: KvDtype = KvDtype::F16, "TYPE";
-        /// Serve at most this many requests at once.
+        /// Serve at most this many completions at once. A request with `n` counts `n` times.
         max_requests: usize = 16_384, "N";
         /// Accept at most this many client connections at once, fewer if descriptors run short.
         max_connections: usize = 16_384, "N";

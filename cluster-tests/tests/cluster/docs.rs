@@ -71,11 +71,11 @@ mkdir -p /etc/baton
 cd /etc/baton
 certificate etcd-ca
 signed='-CA etcd-ca.pem -CAkey etcd-ca.key -addext basicConstraints=CA:FALSE'
-certificate etcd-server $signed -addext subjectAltName=IP:10.0.0.10,IP:10.0.0.11
+certificate etcd-server $signed -addext subjectAltName=IP:10.0.0.10,IP:10.0.0.11,IP:10.0.0.12
 certificate etcd-client $signed
 echo a-password >etcd-password
 echo another-one >root-password
-etcd guarded https://10.0.0.10:2379,https://10.0.0.11:2379 --listen-peer-urls http://10.0.0.10:2380 \
+etcd guarded https://10.0.0.10:2379,https://10.0.0.11:2379,https://10.0.0.12:2379 --listen-peer-urls http://10.0.0.10:2380 \
   --cert-file etcd-server.pem --key-file etcd-server.key --client-cert-auth --trusted-ca-file etcd-ca.pem
 ";
 

@@ -55,8 +55,8 @@ pub enum Command {
     /// List the nodes: state, load, and the KV compatibility class within which they share cached
     /// KV
     Nodes(NodesArgs),
-    /// Drain a node and wait until it is empty. It accepts nothing new, and finishes or passes on
-    /// what it has
+    /// Drain a node and wait until it is empty. It accepts nothing new, and its requests end or
+    /// migrate
     Drain(DrainArgs),
     /// Let a drained node accept requests again
     Undrain(UndrainArgs),
@@ -242,8 +242,8 @@ pub struct ChaosArgs {
     /// Inject faults into this etcd of several conductors too: HOST:PORT on this host
     #[arg(long, value_name = "ADDR")]
     pub etcd: Option<String>,
-    /// Choose from these faults. Several conductors get all but drain; etcd gets kill, pause and
-    /// terminate
+    /// Choose from kill, pause, drain, terminate; with `up --namespaces` also isolate, slow,
+    /// partition
     #[arg(long, value_name = "FAULTS", value_delimiter = ',', default_value = "kill,pause,drain,terminate")]
     pub faults: Vec<FaultKind>,
     /// Limit how long a node is paused, isolated or slow, in seconds
@@ -315,7 +315,7 @@ pub struct PlacementArgs {
     /// Use this model. Without it, the one that the cluster serves
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub model: String,
-    /// Generate at most N tokens. Without it, the conductor's default
+    /// Generate at most N tokens. Without it, 256
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub max_tokens: Option<u32>,
     /// Serve the request before those with smaller values

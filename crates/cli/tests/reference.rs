@@ -51,7 +51,8 @@ fn section(page: &mut String, path: &str, command: &Command) {
     for arg in args {
         let defaults = arg.get_default_values().iter().map(|value| format!("`{}`", value.to_string_lossy()));
         let is_shown = arg.get_action().takes_values() && !arg.is_hide_default_value_set();
-        let defaults = if is_shown { defaults.collect::<Vec<_>>().join(", ") } else { String::new() };
+        let variable = arg.get_env().map(|name| format!("`{}`", name.to_string_lossy()));
+        let defaults = variable.into_iter().chain(defaults.filter(|_| is_shown)).collect::<Vec<_>>().join(", ");
         writeln!(page, "| `{}` | {defaults} | {} |", name(arg), line(arg.get_help())).unwrap();
     }
     for command in command.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help") {
@@ -66,7 +67,8 @@ fn cli_page_equals_declared_command() {
     let mut page = String::from(
         "# `baton`, the operator's command\n\nMade from the declarations in the code; a test keeps the two equal.\n\n\
          A command that fails says why in one line. Exit status 2 is a wrong argument, 3 overloaded, 4 nothing could \
-         serve,\n1 anything else. `baton bench serve` also ends with 4 if no request got its answer.\n",
+         serve,\n1 anything else. `baton bench serve` also ends with 4 if no request got its answer.\n\nA flag that is not \
+         given has the value of the environment variable of its row, if it has one, and else the\ndefault.\n",
     );
     section(&mut page, "baton", &command);
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cli.md");

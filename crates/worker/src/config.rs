@@ -13,8 +13,8 @@ baton_runtime::settings! {
     pub struct Settings {
         /// Register under this name; if unset, under the role and a random number.
         name: Option<String> = None, "NAME";
-        /// Register with these conductors, `http://host:port` with commas; every address of a name
-        /// is one.
+        /// Register with these conductors, `http://host:port` with commas. A name stands for all of
+        /// its addresses.
         conductor: String = "http://127.0.0.1:7070".into(), "URLS";
         /// Serve gRPC on this address.
         listen: String = "127.0.0.1:0".into(), "ADDR";

@@ -27,7 +27,7 @@ if [[ $stage == group ]]; then
   exit "$(cat "$folder/status")"
 fi
 
-for host in 1 2 3 4 9 10 11; do
+for host in 1 2 3 4 9 10 11 12; do
   ip address add "10.0.0.$host/24" dev lo
 done
 ip link set lo up
