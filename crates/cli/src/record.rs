@@ -3,6 +3,7 @@
 use baton_bench::seconds;
 use baton_proto::v1;
 use baton_types::{ErrorKind, RequestIdPrefix};
+use futures::future::join_all;
 use serde_json::{Value, json};
 
 use crate::args::ExplainArgs;
@@ -31,7 +32,7 @@ pub fn request_id(args: &ExplainArgs) -> Option<String> {
 
 /// Prints a request's record.
 pub async fn run(id: String, args: &ExplainArgs, conductor: &str, json: bool) -> Result<(), CliError> {
-    let record = match find(id, conductor).await {
+    let record = match find(&id, conductor).await {
         Ok(record) => record,
         Err(CliError::Refused { kind: ErrorKind::NotFound, message, retry_after_s }) if !args.is_request => {
             let message = format!("{message} (if it is a prompt, give it on stdin: baton explain -)");
@@ -43,20 +44,58 @@ pub async fn run(id: String, args: &ExplainArgs, conductor: &str, json: bool) ->
     Ok(line(&text)?)
 }
 
-/// The record, from the conductor that served the request: no other has it.
-async fn find(request_id: String, conductors: &str) -> Result<v1::ExplainByIdResponse, CliError> {
-    let mut conductor = Conductor::connect(conductors).await?;
-    let mut left = conductor.conductors();
-    loop {
-        left -= 1;
-        let request = v1::ExplainByIdRequest { request_id: request_id.clone() };
-        match conductor.cluster().explain_by_id(request).await.map_err(CliError::from) {
-            Err(CliError::Refused { kind: ErrorKind::NotFound, .. }) if left > 0 => {
-                conductor = conductor.another().await?;
-            }
-            record => return record.map(tonic::Response::into_inner),
+/// The record of a request. Only the conductor that served it has one, so each is asked.
+async fn find(request_id: &str, conductors: &str) -> Result<v1::ExplainByIdResponse, CliError> {
+    let conductors = Conductor::each(conductors)?;
+    let addresses = conductors.iter().map(Conductor::address);
+    let answers = join_all(addresses.map(|address| async move { (address, ask(address, request_id).await) })).await;
+    let mut records = Vec::new();
+    let mut errors = Vec::new();
+    for (address, answer) in answers {
+        match answer {
+            Ok(record) => records.push((address, record)),
+            Err(error) => errors.push((address, error)),
         }
     }
+    match &*records {
+        [] => Err(not_found(request_id, errors)),
+        [(_, record)] => Ok(record.clone()),
+        several => {
+            let all: Vec<_> = several.iter().map(|(at, record)| format!("{} at {at}", record.request_id)).collect();
+            let problem = format!("'{request_id}' is {}: ask one conductor for one of them", all.join(", "));
+            Err(CliError::invalid("request_id", problem))
+        }
+    }
+}
+
+async fn ask(address: &str, request_id: &str) -> Result<v1::ExplainByIdResponse, CliError> {
+    let conductor = Conductor::connect(address).await?;
+    let request = v1::ExplainByIdRequest { request_id: request_id.to_owned() };
+    let record = conductor.cluster().explain_by_id(request).await;
+    Ok(record.map_err(|status| CliError::from(status).at(address))?.into_inner())
+}
+
+/// Why no conductor has the record, after what each said.
+fn not_found(request_id: &str, mut errors: Vec<(&str, CliError)>) -> CliError {
+    let knows_several =
+        |(_, error): &(&str, CliError)| matches!(error, CliError::Refused { kind: ErrorKind::Invalid, .. });
+    let alone = if errors.len() == 1 { Some(0) } else { errors.iter().position(knows_several) };
+    if let Some(index) = alone {
+        return errors.swap_remove(index).1;
+    }
+    let is_unknown = |(_, error): &(&str, CliError)| error.kind() == ErrorKind::NotFound;
+    let (asked, mut failed): (Vec<_>, Vec<_>) = errors.into_iter().partition(is_unknown);
+    if asked.is_empty() {
+        return failed.swap_remove(0).1;
+    }
+    let asked: Vec<_> = asked.iter().map(|(address, _)| *address).collect();
+    let unknown = format!("request_id: no request '{request_id}' is kept at {}", asked.join(", "));
+    let failed: Vec<_> = failed.iter().map(|(_, error)| error.to_string()).collect();
+    let (kind, message) = match failed.is_empty() {
+        true => (ErrorKind::NotFound, unknown),
+        false => (ErrorKind::Unavailable, format!("{unknown}; {}", failed.join("; "))),
+    };
+    CliError::Refused { kind, message, retry_after_s: None }
 }
 
 fn render(record: &v1::ExplainByIdResponse, paint: Paint) -> String {

@@ -274,7 +274,14 @@ fn explain_command_asks_each_conductor_for_a_request() {
     assert_eq!(explain("a").1, format!("request   {}\n\nit runs\n", "a".repeat(32)));
     assert_eq!(explain("b").1, format!("request   {}\n\nit runs\n", "b".repeat(32)));
     let (output, _, err) = explain("c");
-    assert!(output.status.code() == Some(2) && err.starts_with("baton: request_id: not among"), "{err}");
+    assert!(output.status.code() == Some(4) && err.contains(&gone.to_string()), "it may have it: {err}");
+    let both = format!("{},{}", first.address(), other.address());
+    let (output, _, err) = run(&first, &["--conductor", &both, "explain", &"c".repeat(32)]);
+    assert!(output.status.code() == Some(2) && err.contains(&both.replace(',', ", ")), "{err}");
+    let twin = Fake::knowing('a');
+    let twins = format!("{},{}", first.address(), twin.address());
+    let (output, _, err) = run(&first, &["--conductor", &twins, "explain", "aaaaaa"]);
+    assert!(output.status.code() == Some(2) && err.contains(&twin.address()), "each may be meant: {err}");
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn section(page: &mut String, path: &str, command: &Command) {
         |arg: &&Arg| !arg.is_hide_set() && arg.get_id() != "help" && (path == "baton" || !arg.is_global_set());
     let args: Vec<_> = command.get_arguments().filter(is_shown).collect();
     if !args.is_empty() {
-        page.push_str("\n| argument | default | what it does |\n|---|---|---|\n");
+        page.push_str("\n| argument | variable, default | what it does |\n|---|---|---|\n");
     }
     for arg in args {
         let defaults = arg.get_default_values().iter().map(|value| format!("`{}`", value.to_string_lossy()));
@@ -67,8 +67,8 @@ fn cli_page_equals_declared_command() {
     let mut page = String::from(
         "# `baton`, the operator's command\n\nMade from the declarations in the code; a test keeps the two equal.\n\n\
          A command that fails says why in one line. Exit status 2 is a wrong argument, 3 overloaded, 4 nothing could \
-         serve,\n1 anything else. `baton bench serve` also ends with 4 if no request got its answer.\n\nA flag that is not \
-         given has the value of the environment variable of its row, if it has one, and else the\ndefault.\n",
+         serve,\n1 anything else. `baton bench serve` also ends with 4 if no request got its answer.\n\nIf a flag is \
+         not given, its environment variable counts, and else its default.\n",
     );
     section(&mut page, "baton", &command);
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cli.md");
