@@ -90,12 +90,12 @@ fn not_found(request_id: &str, mut errors: Vec<(&str, CliError)>) -> CliError {
     }
     let asked: Vec<_> = asked.iter().map(|(address, _)| *address).collect();
     let unknown = format!("request_id: no request '{request_id}' is kept at {}", asked.join(", "));
+    if failed.is_empty() {
+        return CliError::Refused { kind: ErrorKind::NotFound, message: unknown, retry_after_s: None };
+    }
     let failed: Vec<_> = failed.iter().map(|(_, error)| error.to_string()).collect();
-    let (kind, message) = match failed.is_empty() {
-        true => (ErrorKind::NotFound, unknown),
-        false => (ErrorKind::Unavailable, format!("{unknown}; {}", failed.join("; "))),
-    };
-    CliError::Refused { kind, message, retry_after_s: None }
+    let message = format!("{unknown}; {}", failed.join("; "));
+    CliError::Refused { kind: ErrorKind::Unavailable, message, retry_after_s: None }
 }
 
 fn render(record: &v1::ExplainByIdResponse, paint: Paint) -> String {
