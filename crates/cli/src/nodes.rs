@@ -277,6 +277,7 @@ decode-1 is unreachable: cannot reach http://10.9.9.9:7100: Network is unreachab
         );
         assert_eq!((&json["kv_layout"]["num_layers"], &json["transfer"]), (&json!(30), &json!([])));
         assert_eq!(json["kv_class"], "cpu-int8-3");
+        assert_eq!((&json["load"]["prefix_queries"], &json["load"]["prefix_hits"]), (&json!(8), &json!(6)));
         assert!(node_json(&v1::NodeStatus::default())["load"].is_null(), "a node that has not reported has no load");
     }
 }
