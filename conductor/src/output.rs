@@ -194,6 +194,7 @@ mod tests {
 
     fn request(stops: &[&str]) -> CheckedRequest {
         CheckedRequest {
+            capped: None,
             tokens: vec![1],
             sampling: SamplingParams::default(),
             stop: stops.iter().map(|stop| (*stop).to_owned()).collect(),

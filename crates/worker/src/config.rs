@@ -55,8 +55,12 @@ baton_runtime::settings! {
         growth_blocks: u32 = 4, "N";
         /// Give the KV arena this many blocks; 0 takes what `cache_bytes` has room for.
         cache_blocks: u32 = 0, "N";
-        /// Give the KV arena this many bytes, if `cache_blocks` is 0.
-        cache_bytes: u64 = 1 << 30, "BYTES";
+        /// Give the KV arena this many bytes, if `cache_blocks` is 0. If unset, half of the memory
+        /// that the weights leave free is used, in equal parts by the nodes of one `baton up`.
+        cache_bytes: Option<u64> = None, "BYTES";
+        /// Take at most this many tokens of prompt and output together; if unset, the model's
+        /// context length.
+        max_model_len: Option<u32> = None, "N";
         /// Also write full KV blocks to this local SSD folder, and read them back after their
         /// eviction from memory. If unset, there is no SSD tier.
         ssd_folder: Option<PathBuf> = None, "DIR";

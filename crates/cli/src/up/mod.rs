@@ -69,6 +69,10 @@ pub struct UpArgs {
     /// Compute with N threads per node. Without it, the nodes share the cores of this machine
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
+    /// Take at most N tokens of prompt and output together. Without it, the context length of the
+    /// model
+    #[arg(long, value_name = "N")]
+    pub max_model_len: Option<u32>,
     /// Give each node, and each of several conductors, a network namespace for baton chaos. Needs
     /// root; KV travels over TCP
     #[arg(long)]
