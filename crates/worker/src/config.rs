@@ -88,6 +88,9 @@ baton_runtime::settings! {
         mock_profile: Option<String> = None, "PROFILE";
         /// Mock engine: use this many bytes of KV per token, a multiple of 64.
         mock_kv_bytes: u32 = 64, "N";
+        /// Mock engine: give the answers of this JSON file, one per turn of the assistant. The
+        /// context is 131072 tokens then.
+        mock_answers: Option<PathBuf> = None, "FILE";
         /// Mock engine: never end a step that computes this token.
         mock_stuck_token: Option<u32> = None, "ID";
         /// End the node if a step makes no progress for this long, in seconds. The engine counts as

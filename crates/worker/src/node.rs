@@ -465,7 +465,7 @@ fn total_memory(meminfo: &str) -> Option<u64> {
 fn load_engine(settings: &Settings, role: NodeRole, played: Option<&ModelProfile>) -> anyhow::Result<Box<dyn Engine>> {
     match settings.engine.as_str() {
         "mock" => {
-            let engine = MockEngine::new(mock_options(settings, role, played));
+            let engine = MockEngine::new(mock_options(settings, role, played)?);
             Ok(Box::new(engine.map_err(|error| not_loaded(settings, error))?))
         }
         "cpu" => {

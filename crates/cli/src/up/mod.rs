@@ -40,6 +40,9 @@ pub struct UpArgs {
     /// Run the engine cpu, or mock, which needs no model
     #[arg(long, value_name = "ENGINE", env = "BATON_ENGINE", default_value = "cpu")]
     pub engine: String,
+    /// Mock engine: give the answers of this JSON file, one per turn of the assistant
+    #[arg(long, value_name = "FILE")]
+    pub mock_answers: Option<PathBuf>,
     /// Run N prefill nodes
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=64))]
     #[arg(overrides_with = "prefill")]

@@ -185,6 +185,9 @@ impl Plan {
             let problem = format!("conductors in namespaces of their own may not reach etcd at {etcd}: --etcd spawn");
             return Err(CliError::invalid("--namespaces", problem));
         }
+        if args.mock_answers.is_some() && args.engine != "mock" {
+            return Err(CliError::invalid("--mock-answers", format!("needs --engine mock, and not {}", args.engine)));
+        }
         let cache = default_cache(args, model.as_deref(), machine);
         let common = common_args(args, model)?;
         let program = |name: &str| program(bin_dir, name);
@@ -231,6 +234,9 @@ impl Plan {
                 if args.namespaces {
                     // Shared memory knows no namespaces: what it carries could not be cut.
                     own.extend(["--transport", "tcp"].map(OsString::from));
+                }
+                if let Some(file) = &args.mock_answers {
+                    own.extend(["--mock-answers".into(), file.into()]);
                 }
                 if let Some(tokens) = args.max_model_len {
                     own.extend(["--max-model-len".into(), tokens.to_string().into()]);
