@@ -87,8 +87,8 @@ const READS: [Read; 13] = [
     |bytes| d::LeaseRequest::try_from(decoded::<w::LeaseRequest>(bytes)?).map(drop).ok(),
     |bytes| d::LeaseRelease::try_from(decoded::<w::ReleaseLeaseRequest>(bytes)?).map(drop).ok(),
     |bytes| {
-        let handoff = d::Handoff::try_from(decoded::<w::Handoff>(bytes)?).ok()?;
-        d::Handoff::try_from(w::Handoff::from(&handoff)).map(drop).ok()
+        let handoff = d::Handoff::try_from(decoded::<w::HandoffRequest>(bytes)?).ok()?;
+        d::Handoff::try_from(w::HandoffRequest::from(&handoff)).map(drop).ok()
     },
     // What has no conversion of its own here is decoded.
     |bytes| {
@@ -281,7 +281,7 @@ fn requests() -> Vec<(u8, Vec<u8>)> {
         ..Default::default()
     };
     let release = w::ReleaseLeaseRequest { lease: 5, reader_node, reader_generation, target_generation: generation() };
-    let handoff = w::Handoff {
+    let handoff = w::HandoffRequest {
         key: key(),
         conductor_id: d::ConductorId(5).to_string(),
         grant: 4,
