@@ -197,8 +197,8 @@ fn commands() -> Vec<w::node_command::Command> {
 }
 
 fn logprobs() -> w::TokenLogprobs {
-    let top = vec![w::TopLogprob { token_id: 1, logprob: -0.5, text: String::new() }];
-    w::TokenLogprobs { logprob: Some(-1.0), top, text: String::new() }
+    let top = vec![w::TopLogprob { token_id: 1, logprob: -0.5, ..Default::default() }];
+    w::TokenLogprobs { logprob: Some(-1.0), top, ..Default::default() }
 }
 
 fn events() -> Vec<w::node_event::Event> {
