@@ -42,7 +42,8 @@ def load_is_shown():
 
 def placement_is_explained():
     *nodes, decision = operate("explain", "Hi")
-    assert nodes == ["prefill-0: chosen", "decode-0: chosen"], nodes
+    # A decode node may compute a short prompt itself.
+    assert nodes in (["prefill-0: chosen", "decode-0: chosen"], ["prefill-0: not chosen", "decode-0: chosen"]), nodes
     assert " tokens, 0 of them cached: the first token after " in decision, decision
 
 

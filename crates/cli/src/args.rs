@@ -143,11 +143,11 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=128))]
     pub n: u32,
     /// Constrain the output to this JSON schema: a file, - for stdin, or the schema itself
-    #[arg(long, value_name = "FILE|JSON")]
+    #[arg(long, value_name = "FILE")]
     pub schema: Option<String>,
     /// Offer a tool, as in OpenAI's API: a file, - for stdin, or the JSON itself. Can be given
     /// several times
-    #[arg(long, value_name = "FILE|JSON", conflicts_with_all = ["raw", "token_ids"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["raw", "token_ids"])]
     pub tool: Vec<String>,
     /// Return the same answer, from its first token, to requests with the same key
     #[arg(long, value_name = "KEY", default_value = "", hide_default_value = true)]
