@@ -294,7 +294,7 @@ fn objectives(own: Objectives, headers: &HeaderMap) -> Result<Objectives, BadReq
 
 impl Shared {
     fn decode(&self, tokens: &[u32]) -> String {
-        decode(&self.frontend, tokens)
+        String::from_utf8_lossy(&decode(&self.frontend, tokens)).into_owned()
     }
 
     fn context(&self) -> Context {
@@ -306,8 +306,8 @@ impl Shared {
     }
 }
 
-fn decode(frontend: &Frontend, tokens: &[u32]) -> String {
-    frontend.model.tokenizer.decode(tokens, DecodeOptions { skip_special: false, starts_text: true })
+fn decode(frontend: &Frontend, tokens: &[u32]) -> Vec<u8> {
+    frontend.model.tokenizer.decode_bytes(tokens, DecodeOptions { skip_special: false, starts_text: true })
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ use crate::node_loop::{NodeLoop, NotReady, Role};
 use crate::pacer::LinkPacer;
 use crate::profile::profile;
 use crate::readiness::{Readiness, Ready};
-use crate::register::{Name, keep_registered, names};
+use crate::register::{Name, names, start_registration};
 use crate::service::NodeService;
 use crate::sessions::Sessions;
 use crate::transfer::TransferView;
@@ -281,7 +281,7 @@ async fn serve_role<R: Role>(
     crate::http::start(ports.http, telemetry, readiness, &tasks);
     start_loop(node_loop, &tasks);
     for conductor in checked.conductors {
-        start_registration(conductor, &info, &tasks, Arc::clone(&clock));
+        start_registration(conductor, Arc::clone(&info), &tasks, shutdown.clone(), Arc::clone(&clock));
     }
     Ok(Serving { info, http, transfer, transports, grace: checked.grace, tasks, shutdown })
 }
@@ -663,18 +663,6 @@ fn usual_layer(info: &NodeInfo) -> Duration {
     let prompts = profile.prefill_base + profile.prefill_per_token * f64::from(profile.chunk_tokens);
     let batch = profile.decode_base + profile.decode_per_sequence * f64::from(profile.max_running);
     Duration::try_from_secs_f64(prompts.max(batch) / layers).unwrap_or_default()
-}
-
-fn start_registration(conductor: Name, info: &Arc<NodeInfo>, tasks: &TaskSet, clock: Arc<dyn Clock>) {
-    let info = Arc::clone(info);
-    let end = tasks.clone();
-    tasks.spawn("registration", async move {
-        tokio::select! {
-            () = keep_registered(&conductor, &info, &*clock) => {}
-            () = end.cancelled() => {}
-        }
-        Ok::<(), anyhow::Error>(())
-    });
 }
 
 /// Folds histograms: without it they grow until they are asked for.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::echo::Echo;
 use crate::answer::{Answer, Chunk};
 use crate::error::{Failure, to_json};
-use crate::logprobs::{Half, Tokens};
+use crate::logprobs::Tokens;
 use crate::parts::{Kind, Part, Parts, Step};
 
 /// Puts a response together.
@@ -162,7 +162,7 @@ impl Events<'_> {
 fn content<'a>(kind: &Kind, text: &'a str, logprobs: &'a [TokenLogprobs]) -> Option<Content<'a>> {
     match kind {
         Kind::Reasoning => Some(Content::ReasoningText { text }),
-        Kind::Text => Some(Content::OutputText { text, annotations: [], logprobs: Tokens(logprobs, Half::Empty) }),
+        Kind::Text => Some(Content::OutputText { text, annotations: [], logprobs: Tokens(logprobs) }),
         Kind::Call { .. } => None,
     }
 }
@@ -263,7 +263,7 @@ impl Response {
     fn tell_grown(&self, output_index: usize, text: &str, logprobs: &[TokenLogprobs], events: &mut Events<'_>) {
         let (name, logprobs) = match self.parts.list()[output_index].kind {
             Kind::Reasoning => ("response.reasoning_text.delta", None),
-            Kind::Text => ("response.output_text.delta", Some(Tokens(logprobs, Half::Empty))),
+            Kind::Text => ("response.output_text.delta", Some(Tokens(logprobs))),
             Kind::Call { .. } => ("response.function_call_arguments.delta", None),
         };
         events.push(name, OfContent { delta: Some(text), logprobs, ..self.of_content(output_index) });
@@ -278,7 +278,7 @@ impl Response {
                 events.push("response.reasoning_text.done", OfContent { text: Some(text), ..of });
             }
             Kind::Text => {
-                let logprobs = Some(Tokens(&part.logprobs, Half::Empty));
+                let logprobs = Some(Tokens(&part.logprobs));
                 events.push("response.output_text.done", OfContent { text: Some(text), logprobs, ..of });
             }
             Kind::Call { name, .. } => {

@@ -10,7 +10,7 @@ use baton_proto::v1::{self, TokenLogprobs, TopLogprob};
 use serde_json::{Value, json};
 
 pub fn context() -> Context {
-    let decode = |tokens: &[u32]| tokens.iter().map(|token| format!("<{token}>")).collect();
+    let decode = |tokens: &[u32]| tokens.iter().flat_map(|token| format!("<{token}>").into_bytes()).collect();
     Context { created: 7, decode: Arc::new(decode) }
 }
 
@@ -27,8 +27,8 @@ pub fn response(event: Event) -> v1::GenerateResponse {
 }
 
 pub fn logprobs(text: &str, logprob: f32) -> TokenLogprobs {
-    let top = vec![TopLogprob { token_id: 9, logprob: -0.5, text: "z".into() }];
-    TokenLogprobs { logprob: Some(logprob), top, text: text.into() }
+    let top = vec![TopLogprob { token_id: 9, logprob: -0.5, text: "z".into(), ..Default::default() }];
+    TokenLogprobs { logprob: Some(logprob), top, text: text.into(), ..Default::default() }
 }
 
 /// The outputs of a request of two tokens, `ab` and then `c`, for a prompt of two.

@@ -19,6 +19,8 @@ use crate::error::CliError;
 const SPAWN: &str = "spawn";
 /// Where an etcd of the cluster's own is.
 const LOOPBACK: &str = "127.0.0.1";
+/// Engines that nodes have.
+const ENGINES: [&str; 2] = ["cpu", "mock"];
 /// The model, if no flag names it.
 const MODEL_VARIABLE: &str = "BATON_MODEL";
 
@@ -324,6 +326,10 @@ fn program(bin_dir: &Path, name: &str) -> Result<PathBuf, CliError> {
 
 /// What every role is told.
 fn common_args(args: &UpArgs, model: Option<PathBuf>) -> Result<Vec<OsString>, CliError> {
+    if !ENGINES.contains(&&*args.engine) {
+        let problem = format!("'{}', but must be {}", args.engine, ENGINES.join(" or "));
+        return Err(CliError::invalid("--engine", problem));
+    }
     let mut common =
         vec!["--engine".into(), OsString::from(&args.engine), "--grace-s".into(), args.grace.to_string().into()];
     match model {
@@ -510,6 +516,14 @@ mod tests {
         assert!(own[1].contains("--cache-blocks=7 ") && !own[1].contains("cache-bytes"), "{own:?}");
         let mock = lines("--engine mock");
         assert!(mock.iter().all(|line| !line.contains("cache")), "{mock:?}");
+    }
+
+    #[test]
+    fn unknown_engine_is_refused_by_its_flag_and_not_by_the_models() {
+        for model in [None, Some("/no/such.gguf")] {
+            let error = plan("--engine nope", model).unwrap_err();
+            assert_eq!(error.to_string(), "--engine: 'nope', but must be cpu or mock");
+        }
     }
 
     #[test]
