@@ -54,11 +54,10 @@ fn transferred(report: &Report) -> String {
     match &transfer.transport {
         None => "nothing".to_owned(),
         Some(transport) => format!(
-            "{} over {transport} to {} in {}, {} % of it before compute ended; {} exposed beyond compute",
+            "{} over {transport} to {} in {}, {} of it exposed beyond compute",
             bytes(transfer.bytes),
             node(&report.decode_node),
             seconds(transfer.seconds),
-            100 * transfer.bytes_at_compute_end / transfer.bytes.max(1),
             seconds(transfer.exposed_seconds)
         ),
     }
@@ -132,7 +131,7 @@ mod tests {
             transport: "tcp".into(),
             seconds: 0.040,
             exposed_seconds: 0.002,
-            bytes_at_compute_end: 2 << 20,
+            bytes_at_compute_end: 0,
         };
         let timeline = v1::Timeline {
             prefill_queue_s: 0.007,
@@ -163,7 +162,7 @@ mod tests {
             "7.0 ms for prefill",
             "32 of 45",
             "500.0 ms on prefill-0",
-            "3.0 MiB over tcp to decode-1 in 40.0 ms, 66 % of it before compute ended; 2.0 ms exposed",
+            "3.0 MiB over tcp to decode-1 in 40.0 ms, 2.0 ms of it exposed",
             "2 times, to decode-1: 2.0 KiB fetched over tcp in 3.0 ms",
             "600.0 ms",
             "1 tokens in 0 us, finish reason: stop",
