@@ -49,8 +49,8 @@ fn responses(body: Value) -> Call {
 }
 
 fn bytes(tokens: &Value) -> Vec<u8> {
-    let tokens = tokens.as_array().unwrap().iter();
-    tokens.flat_map(|token| serde_json::from_value::<Vec<u8>>(token["bytes"].clone()).unwrap()).collect()
+    let tokens = tokens.as_array().expect("a list").iter();
+    tokens.flat_map(|token| serde_json::from_value::<Vec<u8>>(token["bytes"].clone()).expect("bytes")).collect()
 }
 
 #[test]
