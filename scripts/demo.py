@@ -101,7 +101,8 @@ def question(title, text):
 def push(demo):
     """A long prompt, whose KV is pushed while it is computed."""
     asked = "Tell me about the capital of France."
-    question("1. A long prompt: computed on a prefill node, its KV pushed layer by layer", f"[notes on 38 capitals] {asked}")
+    title = "1. A long prompt: computed on a prefill node, its KV pushed layer by layer"
+    question(title, f"[notes on 38 capitals] {asked}")
     messages = [{"role": "user", "content": f"{notes()}\n\n{asked}"}]
     answer, timeline = demo.generate(messages, OUTPUT_TOKENS)
     if " on prefill-" not in timeline["prefill"]:

@@ -39,8 +39,8 @@ pub struct MockAnswers {
 }
 
 impl MockAnswers {
-    /// Reads a JSON list of `{"text": "...", "calls": [{"name": "...", "arguments": {...}}]}`. Either
-    /// key may be left out.
+    /// Reads a JSON list of `{"text": "...", "calls": [{"name": "...", "arguments": {...}}]}`.
+    /// Either key may be left out.
     ///
     /// # Errors
     /// It has another form, or no answer, or is too large.
