@@ -141,11 +141,7 @@ impl TextModel {
         if least <= limits.prompt_soon as usize {
             return Ok(());
         }
-        let most = limits.prompt_soon.saturating_add(1);
-        let problem = format!(
-            "{bytes} bytes of text are at least {least} tokens, but a node holds {most} at most, the output included"
-        );
-        Err(GenerateError::TooLong(problem))
+        Err(too_long(format!("{bytes} bytes of text are at least {least} tokens"), limits))
     }
 
     /// Checks a request and tokenizes its prompt. Takes milliseconds for a long prompt: not for the
@@ -411,15 +407,25 @@ fn text_error(field: &'static str, error: &TextError) -> GenerateError {
     GenerateError::invalid(field, error.to_string())
 }
 
+/// Says how much of the context can be had.
+fn too_long(found: String, limits: Limits) -> GenerateError {
+    let context = limits.context_length;
+    let most = limits.prompt_soon.saturating_add(1);
+    let holds = if most < context {
+        format!("the nodes hold {most} of the context's {context}")
+    } else {
+        format!("the context holds {context}")
+    };
+    GenerateError::TooLong(format!("{found}, but {holds}, the output included"))
+}
+
 fn check_tokens(tokens: &[TokenId], limits: Limits) -> Result<(), GenerateError> {
     if tokens.is_empty() {
         return Err(GenerateError::invalid("prompt", "empty: at least one token is needed"));
     }
     let n = tokens.len();
     if n > limits.prompt_soon as usize {
-        let most = limits.prompt_soon.saturating_add(1);
-        let problem = format!("{n} tokens, but a node holds {most} at most, the output included");
-        return Err(GenerateError::TooLong(problem));
+        return Err(too_long(format!("{n} tokens"), limits));
     }
     if n > limits.prompt as usize {
         let most = limits.prompt;
