@@ -445,8 +445,7 @@ fn check_tokens(tokens: &[TokenId], limits: Limits) -> Result<(), GenerateError>
 /// Lowers the limit of the output to what the context and the largest node hold beside the prompt.
 fn cap_output(sampling: &mut SamplingParams, prompt_tokens: u32, limits: Limits) -> Option<CappedBy> {
     let in_context = limits.context_length.saturating_sub(prompt_tokens);
-    // A prompt that leaves no room at a decode node still gets its first token, at a prefill node.
-    let at_node = limits.sequence.saturating_sub(prompt_tokens).max(1).min(in_context);
+    let at_node = limits.sequence.saturating_sub(prompt_tokens).min(in_context);
     let wanted = sampling.max_tokens;
     sampling.max_tokens = wanted.min(at_node);
     if wanted > at_node && at_node < in_context {
@@ -522,7 +521,7 @@ pub(crate) mod tests {
 
     #[test]
     fn output_limit_is_capped_by_context_and_largest_node() {
-        let limits = Limits { sequence: 1000, prompt: 1200, prompt_soon: 1500, context_length: 2000, vocab_size: 300 };
+        let limits = Limits { sequence: 1000, prompt: 999, prompt_soon: 999, context_length: 2000, vocab_size: 300 };
         let capped = |prompt_tokens, max_tokens| {
             let mut sampling = SamplingParams { max_tokens, ..SamplingParams::default() };
             let by = cap_output(&mut sampling, prompt_tokens, limits);
@@ -531,7 +530,6 @@ pub(crate) mod tests {
         assert_eq!(capped(100, 500), (500, None));
         assert_eq!(capped(100, u32::MAX), (900, Some(CappedBy::Nodes)));
         assert_eq!(capped(100, 901), (900, Some(CappedBy::Nodes)));
-        assert_eq!(capped(1100, 50), (1, Some(CappedBy::Nodes)), "its first token comes from a prefill node");
         let limits = Limits { sequence: 2000, ..limits };
         let mut sampling = SamplingParams { max_tokens: 5000, ..SamplingParams::default() };
         assert_eq!(cap_output(&mut sampling, 100, limits), Some(CappedBy::Context));

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_types::{NodeInfo, NodeRole};
+use baton_types::NodeRole;
 
 use super::{Cluster, ClusterNode, PromptsAtDecode};
 
@@ -15,7 +15,7 @@ const RETURN_TIME: Duration = Duration::from_secs(60);
 pub struct SequenceLimits {
     /// Most tokens of prompt and output together, at the largest ready node.
     pub sequence: u32,
-    /// Most tokens of a prompt, at the largest ready node.
+    /// Most tokens of a prompt that is to be answered, at the largest ready nodes.
     pub prompt: u32,
     /// Most tokens of a prompt, also at nodes that are not ready and may be soon.
     pub prompt_soon: u32,
@@ -38,15 +38,24 @@ impl Cluster {
         let ready = || self.nodes().filter(|node| node.is_ready()).map(ClusterNode::info);
         let context_length = ready().map(|info| info.context_length).max()?;
         let vocab_size = ready().map(|info| info.vocab_size).min()?;
-        let prompt = self.largest_prompt(ClusterNode::is_ready);
-        let prompt_soon = self.largest_prompt(|node| node.may_return(now));
-        let decodes = ready().filter(|info| info.role == NodeRole::Decode).map(NodeInfo::max_sequence_tokens);
-        // Without a decode node there is one token of output.
-        let sequence = decodes.max().unwrap_or(prompt.saturating_add(1));
+        let (prompt, sequence) = self.largest(ClusterNode::is_ready);
+        let (prompt_soon, _) = self.largest(|node| node.may_return(now));
         Some(SequenceLimits { sequence, prompt, prompt_soon, context_length, vocab_size })
     }
 
-    fn largest_prompt(&self, counts: impl Fn(&ClusterNode) -> bool) -> u32 {
+    /// Tokens of the largest prompt, and of the largest sequence, that these nodes hold.
+    fn largest(&self, counts: impl Fn(&ClusterNode) -> bool) -> (u32, u32) {
+        let decodes = self.nodes.of_role(NodeRole::Decode).filter(|node| counts(node));
+        let sequence = decodes.map(|node| node.info().max_sequence_tokens()).max();
+        let computed = self.largest_computed(counts);
+        match sequence {
+            Some(sequence) => (computed.min(sequence.saturating_sub(1)), sequence),
+            // Without a decode node there is one token of output.
+            None => (computed, computed.saturating_add(1)),
+        }
+    }
+
+    fn largest_computed(&self, counts: impl Fn(&ClusterNode) -> bool) -> u32 {
         let computes = |node: &&ClusterNode| {
             let at_decode = self.config.prompts_at_decode != PromptsAtDecode::Never;
             at_decode || node.info().role == NodeRole::Prefill
@@ -62,7 +71,7 @@ mod tests {
     use super::super::{ClusterConfig, Policies};
     use super::*;
     use crate::placement::PlacementRequest;
-    use baton_types::{ErrorKind, Generation};
+    use baton_types::{ErrorKind, Generation, NodeInfo};
 
     fn sized(name: &str, role: NodeRole, num_blocks: u32) -> NodeInfo {
         let mut info = info(name, role, 1);
