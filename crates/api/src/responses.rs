@@ -17,7 +17,7 @@ use crate::chat::{MAX_TOOL_NAME, check_effort};
 use crate::common::{Objectives, check_bytes};
 use crate::error::{BadRequest, FieldNames, Inside};
 use crate::field::{AtMost, Entries, Ignored, JsonObject, Refused, Stray, TextOr, objects, only_false, or_default};
-use crate::format::Schema;
+use crate::format::{Schema, json_schema};
 use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools, check_name, function_name};
 
 use answer::ResponsesAnswer;
@@ -355,7 +355,7 @@ impl Format {
         let form = match self {
             Self::Text => return None,
             Self::JsonObject => Form::JsonObject(true),
-            Self::JsonSchema { schema, .. } => Form::JsonSchema(schema.get().to_owned()),
+            Self::JsonSchema { schema, strict, .. } => json_schema(schema.get(), *strict),
         };
         Some(v1::StructuredOutput { form: Some(form) })
     }

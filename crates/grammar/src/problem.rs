@@ -3,7 +3,8 @@
 /// Longest problem, characters.
 const MAX_CHARS: usize = 512;
 /// Parts of what the library says, and what that means to a client.
-const MEANINGS: [(&str, &str); 9] = [
+const MEANINGS: [(&str, &str); 10] = [
+    ("Unsatisfiable schema", "no value has this form"),
     ("NoExtensionBias", "no text has this form"),
     ("too big", TOO_COMPLEX),
     ("schema too large", TOO_COMPLEX),

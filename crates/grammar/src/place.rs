@@ -1,0 +1,103 @@
+//! Compiles an answer's grammar, and finds the place of a schema that the library refuses.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::answer::{AnswerSchema, Loosened};
+use crate::compiler::aside;
+use crate::form::json_rule;
+use crate::schema::{Demand, inner_places};
+use crate::{Answer, GrammarCompiler, GrammarError};
+
+/// Most places that are compiled by themselves to find the one that is refused.
+const MAX_TRIED: usize = 64;
+/// Most places of one answer of which only the types are left.
+const MAX_LOOSENED: usize = 8;
+
+/// The grammar of an answer, which compiles.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckedGrammar {
+    /// Its text.
+    pub text: Arc<str>,
+    /// What was left out of the schemas of tools that are not strict.
+    pub dropped: Vec<String>,
+}
+
+impl Answer<'_> {
+    /// The grammar, compiled once to see that it can be; `None` if any answer will do. Takes
+    /// milliseconds: not for the async threads.
+    ///
+    /// # Errors
+    /// It cannot be written or compiled: the error names the place in the schema.
+    pub fn checked_grammar(&self, compiler: &GrammarCompiler) -> Result<Option<CheckedGrammar>, GrammarError> {
+        aside(|| self.checked_here(compiler))
+    }
+
+    fn checked_here(&self, compiler: &GrammarCompiler) -> Result<Option<CheckedGrammar>, GrammarError> {
+        let mut loosened = Loosened::new();
+        for _ in 0..=MAX_LOOSENED {
+            let Some((text, dropped)) = self.written(&loosened)? else { return Ok(None) };
+            let text = Arc::from(text);
+            let Err(error) = compiler.check(&text) else {
+                return Ok(Some(CheckedGrammar { text, dropped }));
+            };
+            let Some((schema, pointer, what)) = self.refused_place(compiler, &loosened)? else { return Err(error) };
+            let is_new = schema.demand == Demand::Lenient
+                && loosened.entry(schema.tool.clone()).or_default().insert(pointer.clone());
+            if !is_new {
+                return Err(schema.error(pointer, what));
+            }
+        }
+        let problem = "its tools' schemas have too much that is not served: name fewer tools in allowed_tools";
+        Err(GrammarError::Invalid(problem.to_owned()))
+    }
+
+    /// The innermost schema that is refused by itself, and why.
+    fn refused_place(
+        &self,
+        compiler: &GrammarCompiler,
+        loosened: &Loosened,
+    ) -> Result<Option<(AnswerSchema, String, String)>, GrammarError> {
+        let none = HashSet::new();
+        let mut search = Search { compiler, left: MAX_TRIED };
+        for schema in self.schemas()? {
+            let loosened = loosened.get(&schema.tool).unwrap_or(&none);
+            if let Some((pointer, what)) = search.innermost(&schema, loosened) {
+                return Ok(Some((schema, pointer, what)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+struct Search<'c> {
+    compiler: &'c GrammarCompiler,
+    left: usize,
+}
+
+impl Search<'_> {
+    fn innermost(&mut self, schema: &AnswerSchema, loosened: &HashSet<String>) -> Option<(String, String)> {
+        let mut found = (String::new(), self.problem(schema, "", loosened)?);
+        let mut seen = HashSet::new();
+        loop {
+            let inner =
+                inner_places(&schema.schema, &found.0).into_iter().filter(|pointer| seen.insert(pointer.clone()));
+            let inner: Vec<_> = inner.collect();
+            let deeper = inner.into_iter().find_map(|pointer| {
+                let what = self.problem(schema, &pointer, loosened)?;
+                Some((pointer, what))
+            });
+            match deeper {
+                Some(deeper) => found = deeper,
+                None => return Some(found),
+            }
+        }
+    }
+
+    /// Why a place is refused by itself.
+    fn problem(&mut self, schema: &AnswerSchema, pointer: &str, loosened: &HashSet<String>) -> Option<String> {
+        self.left = self.left.checked_sub(1)?;
+        let (rule, _) = json_rule(&schema.schema, pointer, schema.demand, loosened).ok()?;
+        self.compiler.check(&Arc::from(format!("start: {rule}\n"))).err().map(|error| error.to_string())
+    }
+}
