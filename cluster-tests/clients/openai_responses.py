@@ -98,7 +98,7 @@ def errors():
     for param, options in {
         "previous_response_id": {"previous_response_id": "resp_1"},
         "temperature": {"temperature": -1},
-        "tools[0].type": {"tools": [{"type": "web_search"}]},
+        "tools[0].type": {"tools": [{"type": "search", "name": "f", "parameters": {}}]},
         "max_output_tokens": {"max_output_tokens": 0},
     }.items():
         error = raises(openai.BadRequestError, lambda: respond(**options))

@@ -21,7 +21,8 @@ pub fn layer(origins: &[String]) -> Result<Option<CorsLayer>, BadSetting> {
         [all] if all == "*" => AllowOrigin::any(),
         some => AllowOrigin::list(some.iter().map(|text| origin(text)).collect::<Result<Vec<_>, _>>()?),
     };
-    let exposed = ["x-request-id", "request-id", "retry-after", "x-should-retry"].map(HeaderName::from_static);
+    let exposed =
+        ["x-request-id", "request-id", "retry-after", "x-should-retry", "x-baton-warning"].map(HeaderName::from_static);
     let layer = CorsLayer::new().allow_origin(origins).allow_methods([Method::GET, Method::POST]);
     Ok(Some(layer.allow_headers(AllowHeaders::mirror_request()).expose_headers(exposed).max_age(MAX_AGE)))
 }
@@ -45,7 +46,7 @@ mod tests {
         assert!(layer(&[]).unwrap().is_none());
         let exposed = format!("{:?}", layer(&["*"]).unwrap());
         assert!(
-            exposed.contains("x-request-id,request-id,retry-after,x-should-retry"),
+            exposed.contains("x-request-id,request-id,retry-after,x-should-retry,x-baton-warning"),
             "what the official clients read: {exposed}"
         );
         assert!(layer(&["https://a.example", "http://localhost:3000"]).unwrap().is_some());

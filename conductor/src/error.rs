@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_api::TooLong;
 use baton_scheduler::RequestError;
 use baton_types::{ErrorKind, Slo};
 
@@ -19,9 +20,9 @@ pub enum GenerateError {
         /// What is wrong with it and what is taken.
         problem: String,
     },
-    /// The prompt leaves no room in the context for an answer: how long it is, and what is taken.
+    /// The prompt leaves no room in the context for an answer.
     #[error("prompt: {0}")]
-    TooLong(String),
+    TooLong(TooLong),
     /// Something that the request names does not exist.
     #[error("{field}: {problem}")]
     NotFound {
@@ -127,6 +128,15 @@ impl GenerateError {
     /// Whether even idle nodes would miss an objective of the request: a retry finds the same.
     pub fn is_out_of_reach(&self) -> bool {
         matches!(self, Self::Request(RequestError::Refused(refusal)) if refusal.is_out_of_reach())
+    }
+
+    /// Adds how many tokens of output the request asks for, if it says that.
+    pub fn with_completion(mut self, asked: Option<u32>) -> Self {
+        if let Self::TooLong(too_long) = &mut self {
+            // The APIs ask for so many if the client does not say.
+            too_long.completion_tokens = asked.filter(|&tokens| tokens < u32::MAX);
+        }
+        self
     }
 
     /// A wrong field.

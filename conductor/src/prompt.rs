@@ -1,5 +1,6 @@
 //! From a client's request to tokens and checked parameters.
 
+use baton_api::TooLong;
 use baton_grammar::{GrammarCompiler, Thoughts};
 use std::mem::take;
 use std::time::Duration;
@@ -122,11 +123,7 @@ impl TextModel {
         if least < limits.context_length as usize {
             return Ok(());
         }
-        let most = limits.context_length;
-        let problem = format!(
-            "{bytes} bytes of text are at least {least} tokens, but the context holds {most}, the output included"
-        );
-        Err(GenerateError::TooLong(problem))
+        Err(too_long(least, false, limits))
     }
 
     /// Checks a request and tokenizes its prompt. Takes milliseconds for a long prompt: not for the
@@ -145,9 +142,11 @@ impl TextModel {
         let mut sampling = self.sampling(&wire, limits, random_seed)?;
         let slo = slo(request.slo.unwrap_or_default())?;
         let timeout = timeout(request.timeout_ms)?;
-        let Prompt { tokens, form, is_rendered, thoughts } =
-            self.tokens(request.prompt, wire.structured_output, limits)?;
-        check_tokens(&tokens, limits)?;
+        let asked = wire.max_tokens;
+        let Prompt { tokens, form, is_rendered, thoughts } = self
+            .tokens(request.prompt, wire.structured_output, limits)
+            .map_err(|error| error.with_completion(asked))?;
+        check_tokens(&tokens, limits).map_err(|error| error.with_completion(asked))?;
         check_prompt_logprobs(tokens.len(), sampling.prompt_logprobs)?;
         sampling.max_tokens = sampling.max_tokens.min(limits.context_length - tokens.len() as u32);
         let priority = request.priority;
@@ -392,14 +391,17 @@ fn text_error(field: &'static str, error: &TextError) -> GenerateError {
     GenerateError::invalid(field, error.to_string())
 }
 
+fn too_long(prompt_tokens: usize, is_exact: bool, limits: Limits) -> GenerateError {
+    let context_length = limits.context_length;
+    GenerateError::TooLong(TooLong { prompt_tokens, is_exact, completion_tokens: None, context_length })
+}
+
 fn check_tokens(tokens: &[TokenId], limits: Limits) -> Result<(), GenerateError> {
     if tokens.is_empty() {
         return Err(GenerateError::invalid("prompt", "empty: at least one token is needed"));
     }
     if tokens.len() >= limits.context_length as usize {
-        let n = tokens.len();
-        let most = limits.context_length;
-        return Err(GenerateError::TooLong(format!("{n} tokens, but the context holds {most}, the output included")));
+        return Err(too_long(tokens.len(), true, limits));
     }
     if let Some(position) = tokens.iter().position(|&id| id >= limits.vocab_size) {
         let id = tokens[position];
@@ -468,7 +470,7 @@ pub(crate) mod tests {
     fn field(request: v1::GenerateRequest) -> (&'static str, String) {
         match model().tokenized(request, LIMITS, 1).err().unwrap() {
             GenerateError::Invalid { field, problem } | GenerateError::NotFound { field, problem } => (field, problem),
-            GenerateError::TooLong(problem) => ("too long", problem),
+            GenerateError::TooLong(problem) => ("too long", problem.to_string()),
             other => panic!("{other:?}"),
         }
     }
@@ -509,7 +511,7 @@ pub(crate) mod tests {
         );
         assert_eq!(field(text(&"a".repeat(4001))).0, "text");
         let (param, problem) = field(text(&"a".repeat(64 * 16)));
-        assert!(param == "too long" && problem.contains("bytes of text are at least 64 tokens"), "{problem}");
+        assert!(param == "too long" && problem.starts_with("at least 64 tokens, but"), "{problem}");
         assert_eq!(field(v1::GenerateRequest { model: "gpt".into(), ..text("x") }).0, "model");
         assert_eq!(field(sampling(|s| s.temperature = Some(-1.0))).0, "temperature");
         assert_eq!(field(sampling(|s| s.temperature = Some(f32::NAN))).0, "temperature");

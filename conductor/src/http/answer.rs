@@ -55,7 +55,7 @@ async fn answer(
     call: Call,
     taken_in: Reservation,
 ) -> Result<Response, HttpError> {
-    let Call { requests, streams, fields, mut answer } = call;
+    let Call { requests, streams, fields, mut answer, .. } = call;
     let refused = |error| HttpError::of(&error, fields);
     let mut next_id = id;
     let generated = requests.into_iter().enumerate().map(|(index, request)| {

@@ -54,7 +54,7 @@ impl HttpError {
         let failure = match error {
             GenerateError::Invalid { field, problem } => wrong(field, problem, None),
             GenerateError::NotFound { field, problem } => wrong(field, problem, Some("model_not_found")),
-            GenerateError::TooLong(problem) => wrong("prompt", problem, Some("context_length_exceeded")),
+            GenerateError::TooLong(too_long) => fields.too_long(too_long),
             _ => Failure::new(status, error.told()),
         };
         // Its client does not wait any longer, or more nodes may die of it; and it would be
@@ -118,6 +118,34 @@ pub(super) fn client_id(headers: &HeaderMap) -> Option<&str> {
     headers.get(&REQUEST_ID)?.to_str().ok().filter(|id| (1..=MAX_CLIENT_ID_BYTES).contains(&id.len()))
 }
 
+/// Largest header section over HTTP/1, bytes. A connection reads somewhat more at times. Over
+/// HTTP/2 it refuses more than half of this.
+const MAX_HEADER_BYTES: usize = 32 << 10;
+/// What a field of a header has beside its name and its value: `: ` and the end of its line.
+const FIELD_BYTES: usize = 4;
+
+/// Refuses a request whose header is too large.
+pub(super) async fn check_header(request: Request, next: Next) -> Response {
+    let fields: usize =
+        request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_BYTES).sum();
+    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+    if fields + target > MAX_HEADER_BYTES {
+        let message = format!("the header has more than {MAX_HEADER_BYTES} bytes");
+        return HttpError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, message).into_response();
+    }
+    next.run(request).await
+}
+
+/// Names the methods that a path takes.
+fn tell_methods(failure: &mut Failure, headers: &HeaderMap) {
+    if failure.status != StatusCode::METHOD_NOT_ALLOWED.as_u16() {
+        return;
+    }
+    if let Some(allowed) = headers.get(header::ALLOW).and_then(|allowed| allowed.to_str().ok()) {
+        failure.message = format!("{}; it takes {}", failure.message, allowed.replace(',', " and "));
+    }
+}
+
 /// Gives errors their body, and every answer the client's own id, which goes before ours.
 pub(super) async fn finish(request: Request, next: Next) -> Response {
     let given = client_id(request.headers()).and_then(|id| HeaderValue::from_str(id).ok());
@@ -127,7 +155,8 @@ pub(super) async fn finish(request: Request, next: Next) -> Response {
     // What is no request has no id of its own.
     let own = new_request_id();
     let has_id = response.headers().contains_key(&REQUEST_ID);
-    if let Some(failure) = response.extensions_mut().remove::<Failure>() {
+    if let Some(mut failure) = response.extensions_mut().remove::<Failure>() {
+        tell_methods(&mut failure, response.headers());
         if !has_id {
             // What got as far as an id has been logged.
             let client_request = given.as_ref().and_then(|id| id.to_str().ok());
@@ -139,7 +168,10 @@ pub(super) async fn finish(request: Request, next: Next) -> Response {
         let form = if is_anthropic { ErrorForm::Anthropic } else { ErrorForm::OpenAi };
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         response.headers_mut().remove(header::CONTENT_LENGTH);
-        *response.body_mut() = Body::from(form.body(&failure));
+        let id = given.as_ref().or(response.headers().get(&REQUEST_ID)).and_then(|id| id.to_str().ok());
+        let own = own.to_string();
+        let body = form.body(&failure, id.unwrap_or(&own));
+        *response.body_mut() = Body::from(body);
     }
     let headers = response.headers_mut();
     if let Some(given) = given {
@@ -160,16 +192,16 @@ pub(super) fn shown(text: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use baton_api::TooLong;
+
     use super::*;
 
     #[test]
     fn http_error_has_status_code_and_param() {
         let failure = |error: GenerateError| HttpError::of(&error, baton_api::MessagesRequest::FIELDS).failure;
-        let long = failure(GenerateError::TooLong("9 tokens".to_owned()));
-        assert_eq!(
-            (long.status, long.code, long.param.as_deref()),
-            (400, Some("context_length_exceeded"), Some("messages"))
-        );
+        let too_long = TooLong { prompt_tokens: 99, is_exact: true, completion_tokens: Some(5), context_length: 64 };
+        let long = failure(GenerateError::TooLong(too_long));
+        assert_eq!((long.status, long.message.as_str()), (400, "prompt is too long: 99 tokens > 64 maximum"));
         assert_eq!(failure(GenerateError::invalid("n", "0")).code, None);
         let unknown = failure(GenerateError::NotFound { field: "model", problem: "there is no 'm'".to_owned() });
         assert_eq!((unknown.status, unknown.code), (404, Some("model_not_found")));

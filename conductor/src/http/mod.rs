@@ -3,6 +3,7 @@
 
 mod answer;
 mod error;
+mod warnings;
 
 use std::sync::Arc;
 
@@ -11,12 +12,14 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequest, Path, Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use baton_api::{BadRequest, ChatRequest, CompletionRequest, Context, DetokenizeRequest, FieldNames, MessagesRequest};
-use baton_api::{Objectives, ResponsesRequest, TokenizeRequest, counted, tokenized};
+use baton_api::{
+    BadRequest, Call, ChatRequest, CompletionRequest, Context, DetokenizeRequest, FieldNames, MessagesRequest,
+};
+use baton_api::{Objectives, ResponseStore, ResponsesRequest, TokenizeRequest, Warnings, counted, tokenized};
 use baton_proto::v1;
 use baton_text::DecodeOptions;
 use serde::de::DeserializeOwned;
@@ -24,6 +27,7 @@ use serde_json::{Value, json};
 
 use self::answer::serve;
 use self::error::{ANTHROPIC_VERSION, HttpError};
+use self::warnings::{WARNING, WarningLog};
 use crate::body::{self, BodyError, BodyLimits};
 use crate::budget::{Budget, Reservation};
 use crate::config::positive_millis;
@@ -40,6 +44,10 @@ const READ_INLINE_BYTES: usize = 16 << 10;
 /// there and four here.
 const READ_FACTOR: usize = 2;
 
+/// Memory of the responses that are kept, and how long one is.
+const MAX_KEPT_BYTES: usize = 64 << 20;
+const MAX_KEPT_SECONDS: u64 = 24 * 60 * 60;
+
 /// Objectives of a request, milliseconds.
 const TTFT_SLO_HEADER: &str = "x-baton-ttft-slo-ms";
 const TBT_SLO_HEADER: &str = "x-baton-tbt-slo-ms";
@@ -52,6 +60,9 @@ struct Shared {
     /// Of answers that are kept until they are whole. Bodies, which cost nothing yet, do not end
     /// them.
     answers: Budget,
+    /// Responses that are kept.
+    responses: Arc<ResponseStore>,
+    warning_log: Arc<WarningLog>,
     /// When this conductor started, seconds since 1970: models are as old for clients.
     started: u64,
 }
@@ -62,7 +73,12 @@ pub fn router(frontend: Arc<Frontend>, tells: HealthDetail, budget: Budget, answ
     let openapi = || async { ([(header::CONTENT_TYPE, "application/json")], document) };
     let health = health::routes(Arc::clone(&frontend), tells);
     let started = frontend.clock.unix_ms() / 1000;
+    let responses_kept = Arc::new(ResponseStore::new(MAX_KEPT_BYTES, MAX_KEPT_SECONDS));
+    let warning_log = Arc::new(WarningLog::default());
+    let shared = Shared { frontend, budget, answers, responses: responses_kept, warning_log, started };
     Router::new()
+        // Clients ask for it to see whether the server is there.
+        .route("/", get(version))
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
         .route("/v1/completions", post(completions))
@@ -74,10 +90,11 @@ pub fn router(frontend: Arc<Frontend>, tells: HealthDetail, budget: Budget, answ
         .route("/detokenize", post(detokenize))
         .route("/version", get(version))
         .route("/openapi.json", get(openapi))
-        .with_state(Shared { frontend, budget, answers, started })
+        .with_state(shared)
         .merge(health)
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
+        .layer(middleware::from_fn(error::check_header))
         .layer(middleware::from_fn(error::finish))
 }
 
@@ -135,8 +152,9 @@ fn meant(path: &str) -> Option<String> {
     ends.iter().find(|end| path.ends_with(*end)).map(|end| format!("/v1{end}"))
 }
 
-async fn no_such_method() -> HttpError {
-    HttpError::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method")
+async fn no_such_method(method: Method) -> HttpError {
+    let method = error::shown(method.as_str());
+    HttpError::new(StatusCode::METHOD_NOT_ALLOWED, format!("this path does not take {method}"))
 }
 
 /// A body, and what it has of the budget.
@@ -176,39 +194,39 @@ fn is_json(content_type: &HeaderValue) -> bool {
 }
 
 async fn completions(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
-    let (mut request, taken_in): (CompletionRequest, _) = read(body).await?;
+    let (mut request, warnings, taken_in): (CompletionRequest, _, _) = read(body).await?;
     request.baton = objectives(request.baton, &headers)?;
     let call = request.call(shared.context())?;
-    Ok(serve(&shared, &headers, call, taken_in).await)
+    Ok(shared.serve(&headers, call, warnings, taken_in).await)
 }
 
 async fn chat(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
-    let (mut request, taken_in): (ChatRequest, _) = read(body).await?;
+    let (mut request, warnings, taken_in): (ChatRequest, _, _) = read(body).await?;
     request.baton = objectives(request.baton, &headers)?;
     let call = request.call(shared.context())?;
-    Ok(serve(&shared, &headers, call, taken_in).await)
+    Ok(shared.serve(&headers, call, warnings, taken_in).await)
 }
 
 async fn responses(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
-    let (mut request, taken_in): (ResponsesRequest, _) = read(body).await?;
+    let (mut request, warnings, taken_in): (ResponsesRequest, _, _) = read(body).await?;
     request.baton = objectives(request.baton, &headers)?;
     let call = request.call(shared.context())?;
-    Ok(serve(&shared, &headers, call, taken_in).await)
+    Ok(shared.serve(&headers, call, warnings, taken_in).await)
 }
 
 async fn messages(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
-    let (mut request, taken_in): (MessagesRequest, _) = read(body).await?;
+    let (mut request, warnings, taken_in): (MessagesRequest, _, _) = read(body).await?;
     request.baton = objectives(request.baton, &headers)?;
     let call = request.call()?;
-    Ok(serve(&shared, &headers, call, taken_in).await)
+    Ok(shared.serve(&headers, call, warnings, taken_in).await)
 }
 
-async fn count_tokens(State(shared): State<Shared>, body: Body) -> Result<Json<Value>, HttpError> {
-    let (mut request, _taken_in): (MessagesRequest, _) = read(body).await?;
+async fn count_tokens(State(shared): State<Shared>, body: Body) -> Result<Response, HttpError> {
+    let (mut request, warnings, _taken_in): (MessagesRequest, _, _) = read(body).await?;
     let model = request.model.clone();
     let prompt = v1::generate_request::Prompt::Messages(request.prompt()?);
     let (tokens, _) = tokens_of(&shared, model, prompt, MessagesRequest::FIELDS).await?;
-    Ok(Json(counted(tokens.len())))
+    Ok(shared.with_warnings(&warnings, Json(counted(tokens.len()))))
 }
 
 /// The tokens of a prompt, and how many of prompt and output a request may have.
@@ -222,17 +240,17 @@ async fn tokens_of(
     shared.frontend.tokenize(request).await.map_err(|error| HttpError::of(&error, fields))
 }
 
-async fn tokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Value>, HttpError> {
-    let (request, _taken_in): (TokenizeRequest, _) = read(body).await?;
+async fn tokenize(State(shared): State<Shared>, body: Body) -> Result<Response, HttpError> {
+    let (request, warnings, _taken_in): (TokenizeRequest, _, _) = read(body).await?;
     let model = request.model.clone();
     let (prompt, wants_texts) = request.prompt()?;
     let (tokens, context_length) = tokens_of(&shared, model, prompt, TokenizeRequest::FIELDS).await?;
     let texts = wants_texts.then(|| tokens.iter().map(|token| shared.decode(&[*token])).collect());
-    Ok(Json(tokenized(&tokens, context_length, texts)))
+    Ok(shared.with_warnings(&warnings, Json(tokenized(&tokens, context_length, texts))))
 }
 
 async fn detokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Value>, HttpError> {
-    let (request, _taken_in): (DetokenizeRequest, _) = read(body).await?;
+    let (request, _, _taken_in): (DetokenizeRequest, _, _) = read(body).await?;
     let unknown = |error: GenerateError| HttpError::of(&error, TokenizeRequest::FIELDS);
     shared.frontend.model.check_model(&request.model).map_err(unknown)?;
     let size = shared.frontend.model.tokenizer.vocab_size();
@@ -243,13 +261,14 @@ async fn detokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Val
     Ok(Json(json!({ "prompt": shared.decode(&request.tokens) })))
 }
 
-/// Reads a body, a long one not on the async threads. What it has of the budget is to be kept until
-/// the request was taken in.
-async fn read<T: DeserializeOwned + Send + 'static>(body: Body) -> Result<(T, Reservation), HttpError> {
+/// Reads a body, a long one not on the async threads; also gives what was left out of it. What it
+/// has of the budget is to be kept until the request was taken in.
+async fn read<T: DeserializeOwned + Send + 'static>(body: Body) -> Result<(T, Warnings, Reservation), HttpError> {
     let Body { bytes, mut reservation } = body;
     reservation.grow(bytes.len() * READ_FACTOR).map_err(|_| BodyError::NoRoom)?;
     if bytes.len() <= READ_INLINE_BYTES {
-        return Ok((baton_api::read(&bytes)?, reservation));
+        let (request, warnings) = baton_api::read(&bytes)?;
+        return Ok((request, warnings, reservation));
     }
     // The reservation goes along: the work goes on if the client has gone away.
     let reading = tokio::task::spawn_blocking(move || (baton_api::read(&bytes), reservation)).await;
@@ -257,7 +276,8 @@ async fn read<T: DeserializeOwned + Send + 'static>(body: Body) -> Result<(T, Re
         tracing::error!(%error, "reading a body failed");
         HttpError::new(StatusCode::INTERNAL_SERVER_ERROR, "reading the body failed")
     })?;
-    Ok((read?, reservation))
+    let (request, warnings) = read?;
+    Ok((request, warnings, reservation))
 }
 
 /// A request's own objectives, and for what it does not say the headers': a gateway sets those for
@@ -293,6 +313,33 @@ fn objectives(own: Objectives, headers: &HeaderMap) -> Result<Objectives, BadReq
 }
 
 impl Shared {
+    /// Serves a call, and tells what was left out of it.
+    async fn serve(
+        &self,
+        headers: &HeaderMap,
+        mut call: Call,
+        mut warnings: Warnings,
+        taken_in: Reservation,
+    ) -> Response {
+        warnings.append(std::mem::take(&mut call.warnings));
+        let response = serve(self, headers, call, taken_in).await;
+        self.with_warnings(&warnings, response)
+    }
+
+    /// An answer that tells what was left out of its request.
+    fn with_warnings(&self, warnings: &Warnings, answer: impl IntoResponse) -> Response {
+        let mut response = answer.into_response();
+        if warnings.is_empty() {
+            return response;
+        }
+        let line = warnings.line();
+        self.warning_log.log(self.frontend.clock.now(), &line);
+        if let Ok(line) = HeaderValue::from_str(&line) {
+            response.headers_mut().insert(WARNING, line);
+        }
+        response
+    }
+
     fn decode(&self, tokens: &[u32]) -> String {
         decode(&self.frontend, tokens)
     }
@@ -302,6 +349,7 @@ impl Shared {
         Context {
             created: self.frontend.clock.unix_ms() / 1000,
             decode: Arc::new(move |tokens| decode(&frontend, tokens)),
+            responses: Arc::clone(&self.responses),
         }
     }
 }

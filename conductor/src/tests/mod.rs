@@ -8,6 +8,7 @@ mod admission;
 mod client;
 mod clients;
 mod failures;
+mod http;
 mod keyed;
 mod leading;
 mod migration;
@@ -101,6 +102,10 @@ stories! {
         abort_ends_the_request_of_another_stream,
         request_with_too_many_unread_bytes_is_ended,
         unread_request_is_ended_at_stall_timeout;
+    http:
+        http_errors_name_methods_places_and_sizes,
+        prompt_beyond_the_context_is_refused_in_the_words_of_each_api,
+        part_of_a_request_that_is_left_out_is_told_in_a_header;
     migration:
         sequence_migrates_to_another_decode_node,
         refused_migration_leaves_sequence_at_its_node,

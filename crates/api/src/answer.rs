@@ -4,6 +4,7 @@ use baton_proto::v1;
 
 use crate::common::StreamOptions;
 use crate::error::{ErrorForm, Failure, FieldNames};
+use crate::warnings::Warnings;
 
 /// What one body asks for.
 pub struct Call {
@@ -15,6 +16,19 @@ pub struct Call {
     pub fields: FieldNames,
     /// Puts the answer together.
     pub answer: Box<dyn Answer>,
+    /// What was left out of the requests, beside what [`crate::read`] told.
+    pub warnings: Warnings,
+}
+
+impl Call {
+    pub(crate) fn new(
+        requests: Vec<v1::GenerateRequest>,
+        streams: bool,
+        fields: FieldNames,
+        answer: Box<dyn Answer>,
+    ) -> Self {
+        Self { requests, streams, fields, answer, warnings: Warnings::default() }
+    }
 }
 
 /// One event of a stream.

@@ -13,13 +13,13 @@ use serde_json::{Map, Value};
 use crate::Context;
 use crate::answer::{Call, Head};
 use crate::common::{Objectives, generation_request};
-use crate::error::{BadRequest, FieldNames, Inside};
+use crate::error::{BadRequest, FieldNames, Inside, Wording};
 use crate::field::{
-    AtMost, Entries, Ignored, JsonObject, MAX_CONTENT_BYTES, Refused, Stray, TextOr, cut, objects, only_false,
-    only_true, or_default,
+    AtMost, Entries, Ignored, JsonObject, LeftOut, MAX_CONTENT_BYTES, Refused, Stray, TextOr, count, cut, objects,
+    only_false, only_true, open_objects, or_default,
 };
 use crate::format::Schema;
-use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools, function_name};
+use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools, function_name, leave_out};
 
 use answer::ChatAnswer;
 
@@ -27,17 +27,20 @@ use answer::ChatAnswer;
 pub(crate) const MAX_TOOL_NAME: usize = 64;
 
 /// What this API calls fields of the wire.
-const FIELDS: FieldNames = FieldNames::new(&[
-    ("prompt", "messages"),
-    ("text", "messages"),
-    ("template_variables", "chat_template_kwargs"),
-    ("logprobs", "top_logprobs"),
-    ("structured_output", "response_format"),
-    ("one_tool_call", "parallel_tool_calls"),
-    ("slo.ttft_ms", "baton.ttft_slo_ms"),
-    ("slo.tbt_ms", "baton.tbt_slo_ms"),
-    ("timeout_ms", "baton.timeout_ms"),
-]);
+const FIELDS: FieldNames = FieldNames::new(
+    Wording::OpenAi { prompt: "messages" },
+    &[
+        ("prompt", "messages"),
+        ("text", "messages"),
+        ("template_variables", "chat_template_kwargs"),
+        ("logprobs", "top_logprobs"),
+        ("structured_output", "response_format"),
+        ("one_tool_call", "parallel_tool_calls"),
+        ("slo.ttft_ms", "baton.ttft_slo_ms"),
+        ("slo.tbt_ms", "baton.tbt_slo_ms"),
+        ("timeout_ms", "baton.timeout_ms"),
+    ],
+);
 
 /// Most messages of a conversation.
 pub(crate) const MAX_MESSAGES: usize = 65_536;
@@ -51,13 +54,13 @@ generation_request! {
     /// The body of a chat completion.
     ChatRequest {
         messages: MessageList<Message>,
-        #[serde(default, deserialize_with = "crate::field::integer")]
+        #[serde(default, deserialize_with = "count::<_, 1, { u32::MAX }>")]
         max_tokens: Option<u32>,
-        #[serde(default, deserialize_with = "crate::field::integer")]
+        #[serde(default, deserialize_with = "count::<_, 1, { u32::MAX }>")]
         max_completion_tokens: Option<u32>,
         #[serde(default, deserialize_with = "or_default")]
         logprobs: bool,
-        #[serde(default, deserialize_with = "crate::field::integer")]
+        #[serde(default, deserialize_with = "count::<_, 0, 20>")]
         top_logprobs: Option<u32>,
         /// More variables of the chat template, as vLLM takes them.
         #[serde(default, deserialize_with = "or_default")]
@@ -87,7 +90,11 @@ generation_request! {
         #[serde(default)]
         audio: Refused,
         #[serde(default)]
-        web_search_options: Refused,
+        web_search_options: LeftOut,
+        #[serde(default)]
+        client_metadata: Ignored,
+        #[serde(default)]
+        include_reasoning: Ignored,
         #[serde(default)]
         moderation: Refused,
         #[serde(default)]
@@ -137,13 +144,11 @@ impl<'de> Deserialize<'de> for Plain {
     }
 }
 
-objects! {
+open_objects! {
     /// A tool.
-    pub(crate) struct ToolJson {
+    pub(crate) struct ToolFields {
         r#type: String,
         function: Option<FunctionJson>,
-        #[serde(default, rename = "?")]
-        stray: Stray,
     }
 
     struct FunctionJson {
@@ -153,6 +158,85 @@ objects! {
         strict: Option<bool>,
     }
 
+    /// A message.
+    pub(crate) struct Message {
+        role: String,
+        content: Option<TextOr<Parts>>,
+        #[serde(default, deserialize_with = "or_default")]
+        name: String,
+        /// What was thought before it was said.
+        #[serde(default, deserialize_with = "or_default")]
+        reasoning: String,
+        /// The same by an older name.
+        #[serde(default, deserialize_with = "or_default")]
+        reasoning_content: String,
+        /// What was said instead of an answer.
+        #[serde(default, deserialize_with = "or_default")]
+        refusal: String,
+        #[serde(default, deserialize_with = "or_default")]
+        tool_calls: AtMost<ToolCall, 1024>,
+        #[serde(default, deserialize_with = "or_default")]
+        tool_call_id: String,
+        #[serde(default, rename = "annotations")]
+        _annotations: Ignored,
+        #[serde(default, rename = "id")]
+        _id: Ignored,
+        /// What clients of several APIs send to all of them.
+        #[serde(default, rename = "cache_control")]
+        _cache_control: Ignored,
+        #[serde(default, rename = "provider_specific_fields")]
+        _provider_specific_fields: Ignored,
+        #[serde(default, rename = "thinking_blocks")]
+        _thinking_blocks: Ignored,
+        #[serde(default, rename = "reasoning_details")]
+        _reasoning_details: Ignored,
+        /// What the official client's helpers add.
+        #[serde(default, rename = "parsed")]
+        _parsed: Ignored,
+        #[serde(default, rename = "audio")]
+        _audio: Refused,
+        #[serde(default, rename = "function_call")]
+        _function_call: Refused,
+    }
+
+    struct ToolCallFields {
+        #[serde(default, deserialize_with = "or_default")]
+        id: String,
+        r#type: Option<String>,
+        #[serde(default, rename = "index")]
+        _index: Ignored,
+        #[serde(default, rename = "provider_specific_fields")]
+        _provider_specific_fields: Ignored,
+        function: Option<CalledFunction>,
+    }
+
+    struct CalledFunction {
+        name: String,
+        /// Null and empty are no arguments.
+        #[serde(default, deserialize_with = "or_default")]
+        arguments: String,
+        /// What the official client's helpers add.
+        #[serde(default, rename = "parsed_arguments")]
+        _parsed_arguments: Ignored,
+    }
+
+    struct PartFields {
+        r#type: String,
+        text: Option<String>,
+        refusal: Option<String>,
+        thinking: Option<String>,
+        #[serde(default, rename = "prompt_cache_breakpoint")]
+        _prompt_cache_breakpoint: Ignored,
+        #[serde(default, rename = "cache_control")]
+        _cache_control: Ignored,
+        #[serde(default, rename = "annotations")]
+        _annotations: Ignored,
+        #[serde(default, rename = "signature")]
+        _signature: Ignored,
+    }
+}
+
+objects! {
     /// Of one tool, or of those that are allowed.
     struct ToolChoiceJson {
         r#type: String,
@@ -177,71 +261,26 @@ objects! {
     struct FunctionName {
         name: String,
     }
+}
 
-    /// A message.
-    pub(crate) struct Message {
-        role: String,
-        content: Option<TextOr<Parts>>,
-        #[serde(default, deserialize_with = "or_default")]
-        name: String,
-        /// What was thought before it was said.
-        #[serde(default, deserialize_with = "or_default")]
-        reasoning: String,
-        /// The same by an older name.
-        #[serde(default, deserialize_with = "or_default")]
-        reasoning_content: String,
-        #[serde(default, deserialize_with = "or_default")]
-        tool_calls: AtMost<ToolCall, 1024>,
-        #[serde(default, deserialize_with = "or_default")]
-        tool_call_id: String,
-        #[serde(default, rename = "refusal")]
-        _refusal: Ignored,
-        #[serde(default, rename = "annotations")]
-        _annotations: Ignored,
-        #[serde(default, rename = "id")]
-        _id: Ignored,
-        /// What clients of several APIs send to all of them.
-        #[serde(default, rename = "cache_control")]
-        _cache_control: Ignored,
-        /// What the official client's helpers add.
-        #[serde(default, rename = "parsed")]
-        _parsed: Ignored,
-        #[serde(default, rename = "audio")]
-        _audio: Refused,
-        #[serde(default, rename = "function_call")]
-        _function_call: Refused,
-    }
+/// A function, or none: what runs at a provider's servers is left out.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "ToolFields")]
+pub(crate) struct ToolJson(Option<FunctionJson>);
 
-    struct ToolCallFields {
-        #[serde(default, deserialize_with = "or_default")]
-        id: String,
-        r#type: Option<String>,
-        #[serde(default, rename = "index")]
-        _index: Ignored,
-        function: Option<CalledFunction>,
-        #[serde(default, rename = "?")]
-        stray: Stray,
-    }
+impl TryFrom<ToolFields> for ToolJson {
+    type Error = Inside;
 
-    struct CalledFunction {
-        name: String,
-        /// Null and empty are no arguments.
-        #[serde(default, deserialize_with = "or_default")]
-        arguments: String,
-        /// What the official client's helpers add.
-        #[serde(default, rename = "parsed_arguments")]
-        _parsed_arguments: Ignored,
-    }
-
-    struct PartFields {
-        r#type: String,
-        text: Option<String>,
-        #[serde(default, rename = "prompt_cache_breakpoint")]
-        _prompt_cache_breakpoint: Ignored,
-        #[serde(default, rename = "cache_control")]
-        _cache_control: Ignored,
-        #[serde(default, rename = "?")]
-        stray: Stray,
+    fn try_from(ToolFields { r#type, function }: ToolFields) -> Result<Self, Inside> {
+        match (r#type.as_str(), function) {
+            ("function", Some(function)) => Ok(Self(Some(function))),
+            ("function", None) => Err(BadRequest::missing("function").into()),
+            ("custom", _) | (_, Some(_)) => Err(BadRequest::kind("type", &r#type, "function").into()),
+            (kind, None) => {
+                leave_out(kind);
+                Ok(Self(None))
+            }
+        }
     }
 }
 
@@ -268,11 +307,10 @@ impl TryFrom<ToolCallFields> for ToolCall {
     type Error = Inside;
 
     fn try_from(fields: ToolCallFields) -> Result<Self, Inside> {
-        let ToolCallFields { id, r#type, function, stray, .. } = fields;
+        let ToolCallFields { id, r#type, function, .. } = fields;
         if let Some(kind) = r#type.filter(|kind| kind != "function") {
             return Err(BadRequest::kind("type", &kind, "function").into());
         }
-        BadRequest::stray(&stray)?;
         let CalledFunction { name, arguments, .. } = function.ok_or_else(|| BadRequest::missing("function"))?;
         Ok(Self(v1::ToolCall { id, name, arguments }))
     }
@@ -281,39 +319,51 @@ impl TryFrom<ToolCallFields> for ToolCall {
 /// A part of a message that is text; other kinds are refused by name.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "PartFields")]
-struct Part(String);
+enum Part {
+    Text(String),
+    Thought(String),
+}
 
 impl TryFrom<PartFields> for Part {
     type Error = Inside;
 
-    fn try_from(PartFields { r#type, text, stray, .. }: PartFields) -> Result<Self, Inside> {
-        if r#type != "text" {
-            return Err(BadRequest::kind("type", &r#type, "text").into());
-        }
-        BadRequest::stray(&stray)?;
-        Ok(Self(text.ok_or_else(|| BadRequest::missing("text"))?))
-    }
-}
-
-/// Parts are lines of one text.
-fn content(content: TextOr<Parts>) -> String {
-    match content {
-        TextOr::Text(text) => text,
-        TextOr::Parts(AtMost(parts)) => {
-            let texts: Vec<_> = parts.into_iter().map(|Part(text)| text).collect();
-            texts.join("\n")
+    fn try_from(PartFields { r#type, text, refusal, thinking, .. }: PartFields) -> Result<Self, Inside> {
+        let missing = |field: &str| BadRequest::missing(field);
+        match r#type.as_str() {
+            "text" => Ok(Self::Text(text.ok_or_else(|| missing("text"))?)),
+            "refusal" => Ok(Self::Text(refusal.ok_or_else(|| missing("refusal"))?)),
+            "thinking" => Ok(Self::Thought(thinking.ok_or_else(|| missing("thinking"))?)),
+            other => Err(BadRequest::kind("type", other, "text, refusal or thinking").into()),
         }
     }
 }
 
 impl Message {
     fn wire(self) -> v1::ChatMessage {
+        let mut reasoning = if self.reasoning.is_empty() { self.reasoning_content } else { self.reasoning };
+        let mut texts = Vec::new();
+        match self.content {
+            None => {}
+            Some(TextOr::Text(text)) => texts.push(text),
+            Some(TextOr::Parts(AtMost(parts))) => {
+                for part in parts {
+                    match part {
+                        Part::Text(text) => texts.push(text),
+                        Part::Thought(thought) => reasoning.push_str(&thought),
+                    }
+                }
+            }
+        }
+        if !self.refusal.is_empty() {
+            texts.push(self.refusal);
+        }
         v1::ChatMessage {
             // Templates know the older name of the role.
             role: if self.role == "developer" { "system".to_owned() } else { self.role },
-            content: self.content.map(content).unwrap_or_default(),
+            // Parts are lines of one text.
+            content: texts.join("\n"),
             name: self.name,
-            reasoning: if self.reasoning.is_empty() { self.reasoning_content } else { self.reasoning },
+            reasoning,
             tool_calls: self.tool_calls.0.into_iter().map(|ToolCall(call)| call).collect(),
             tool_call_id: self.tool_call_id,
         }
@@ -340,12 +390,6 @@ impl ChatRequest {
             (false, None | Some(0)) => None,
             (false, Some(_)) => return Err(BadRequest::new("top_logprobs", "says nothing without logprobs")),
         };
-        for (field, tokens) in [("max_tokens", self.max_tokens), ("max_completion_tokens", self.max_completion_tokens)]
-        {
-            if tokens == Some(0) {
-                return Err(BadRequest::new(field, "0, but must be at least 1"));
-            }
-        }
         let fields = FIELDS.with("max_tokens", "max_completion_tokens", self.max_completion_tokens.is_some()).with(
             "structured_output",
             "structured_outputs",
@@ -358,7 +402,7 @@ impl ChatRequest {
         let prompt = self.prompt()?;
         let request = self.request(WirePrompt::Messages(prompt), sampling);
         let answer = ChatAnswer::new(Head::new(context.created, stream), request.n, logprobs.is_some());
-        Ok(Call { requests: vec![request], streams: stream.is_some(), fields, answer: Box::new(answer) })
+        Ok(Call::new(vec![request], stream.is_some(), fields, Box::new(answer)))
     }
 
     fn prompt(&mut self) -> Result<v1::MessagesPrompt, BadRequest> {
@@ -395,17 +439,11 @@ impl ChatRequest {
 /// The tools of a request.
 pub(crate) fn tools(AtMost(given): &ToolList) -> Result<Tools, BadRequest> {
     let mut tools = Tools::default();
-    for (index, ToolJson { r#type, function, stray }) in given.iter().enumerate() {
-        let path = format!("tools[{index}]");
-        if r#type != "function" {
-            return Err(BadRequest::kind(format!("{path}.type"), r#type, "function"));
-        }
-        BadRequest::stray(stray).map_err(|bad| bad.inside(&path))?;
-        let missing = || BadRequest::missing(format!("{path}.function"));
-        let FunctionJson { name, description, parameters, strict } = function.as_ref().ok_or_else(missing)?;
+    for (index, ToolJson(function)) in given.iter().enumerate() {
+        let Some(FunctionJson { name, description, parameters, strict }) = function else { continue };
         let parameters = parameters.as_ref().map(|JsonObject(parameters)| &**parameters);
         let tool = Tool { name, description: description.as_deref(), parameters, strict: *strict };
-        tools.add(&format!("{path}.function.name"), MAX_TOOL_NAME, &tool)?;
+        tools.add(&format!("tools[{index}].function.name"), MAX_TOOL_NAME, &tool)?;
     }
     Ok(tools)
 }
@@ -449,7 +487,7 @@ pub(crate) fn taken() -> Vec<(&'static str, Vec<&'static str>)> {
 
     vec![
         ("ChatRequest", taken::<ChatRequest>()),
-        ("ChatTool", taken::<ToolJson>()),
+        ("ChatTool", taken::<ToolFields>()),
         ("ChatFunction", taken::<FunctionJson>()),
         ("ChatToolChoice", taken::<ToolChoiceJson>()),
         ("FunctionName", taken::<FunctionName>()),

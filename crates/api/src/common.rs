@@ -21,9 +21,9 @@ objects! {
     /// What a stream tells besides its text.
     #[derive(Clone, Copy, Default)]
     pub(crate) struct StreamOptions {
-        /// Usage comes in a chunk of its own, without choices, before `[DONE]`.
-        #[serde(default, deserialize_with = "or_default")]
-        pub(crate) include_usage: bool,
+        /// Usage comes in a chunk of its own, without choices, before `[DONE]`. False: it does not
+        /// come at all.
+        pub(crate) include_usage: Option<bool>,
         /// With it, every chunk tells the usage so far, as vLLM's do.
         #[serde(default, deserialize_with = "or_default")]
         pub(crate) continuous_usage_stats: bool,
@@ -61,13 +61,13 @@ macro_rules! generation_request {
                 stop_token_ids: $crate::field::AtMost<u32, { $crate::common::MAX_STOPS }>,
                 #[serde(default, deserialize_with = "or_default")]
                 logit_bias: $crate::field::Entries<f32, 1024>,
-                #[serde(default, deserialize_with = "crate::field::integer")]
+                #[serde(default, deserialize_with = "crate::field::count::<_, 0, { u32::MAX }>")]
                 min_tokens: Option<u32>,
                 #[serde(default, deserialize_with = "or_default")]
                 bad_words: $crate::field::AtMost<String, 64>,
                 #[serde(default, deserialize_with = "or_default")]
                 ignore_eos: bool,
-                #[serde(default, deserialize_with = "crate::field::integer")]
+                #[serde(default, deserialize_with = "crate::field::count::<_, 1, { crate::common::MAX_ANSWERS }>")]
                 n: Option<u32>,
                 #[serde(default, deserialize_with = "or_default")]
                 stream: bool,
@@ -158,8 +158,7 @@ macro_rules! generation_request {
             fn check(&self) -> Result<(), $crate::BadRequest> {
                 $crate::common::check_bytes("model", [&self.model])?;
                 $crate::common::check_bytes("stop", &self.stop.0)?;
-                $crate::common::check_bytes("bad_words", &self.bad_words.0)?;
-                $crate::common::check_answers("n", self.n)
+                $crate::common::check_bytes("bad_words", &self.bad_words.0)
             }
 
             /// A request of the one type for a prompt.
@@ -197,16 +196,7 @@ pub(crate) fn check_bytes<'a>(field: &str, texts: impl IntoIterator<Item = &'a S
 }
 
 /// Most answers of a request.
-const MAX_ANSWERS: u32 = 128;
-
-pub(crate) fn check_answers(field: &str, n: Option<u32>) -> Result<(), BadRequest> {
-    match n {
-        Some(n) if !(1..=MAX_ANSWERS).contains(&n) => {
-            Err(BadRequest::new(field, format!("{n}, but must be from 1 to {MAX_ANSWERS}")))
-        }
-        _ => Ok(()),
-    }
-}
+pub(crate) const MAX_ANSWERS: u32 = 128;
 
 /// -1 and 0 keep all.
 pub(crate) fn top_k(top_k: Option<i64>) -> Result<Option<u32>, BadRequest> {

@@ -10,27 +10,30 @@ use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 
 use crate::Context;
 use crate::answer::{Call, Head};
-use crate::common::{Objectives, check_answers, generation_request};
-use crate::error::{BadRequest, FieldNames};
-use crate::field::or_default;
+use crate::common::{MAX_ANSWERS, Objectives, generation_request};
+use crate::error::{BadRequest, FieldNames, Wording};
+use crate::field::{count, or_default};
 
 use answer::{AnswerOptions, CompletionAnswer};
 
 /// What this API calls fields of the wire.
-const FIELDS: FieldNames = FieldNames::new(&[
-    ("text", "prompt"),
-    ("token_ids", "prompt"),
-    ("prompt_logprobs", "logprobs"),
-    ("structured_output", "response_format"),
-    ("slo.ttft_ms", "baton.ttft_slo_ms"),
-    ("slo.tbt_ms", "baton.tbt_slo_ms"),
-    ("timeout_ms", "baton.timeout_ms"),
-]);
+const FIELDS: FieldNames = FieldNames::new(
+    Wording::OpenAi { prompt: "prompt" },
+    &[
+        ("text", "prompt"),
+        ("token_ids", "prompt"),
+        ("prompt_logprobs", "logprobs"),
+        ("structured_output", "response_format"),
+        ("slo.ttft_ms", "baton.ttft_slo_ms"),
+        ("slo.tbt_ms", "baton.tbt_slo_ms"),
+        ("timeout_ms", "baton.timeout_ms"),
+    ],
+);
 
 /// Most prompts of a body.
 const MAX_PROMPTS: usize = 128;
 /// Most answers to all prompts of a body.
-const MAX_ANSWERS: usize = 1024;
+const MAX_ALL_ANSWERS: usize = 1024;
 /// The same, if each has its prompt.
 const MAX_ECHOES: usize = 128;
 
@@ -38,13 +41,14 @@ generation_request! {
     /// The body of a completion.
     CompletionRequest {
         prompt: Prompts,
+        /// 0 says something with `echo` alone.
         #[serde(default, deserialize_with = "crate::field::integer")]
-        max_tokens: Option<u32>,
-        #[serde(default, deserialize_with = "crate::field::integer")]
+        max_tokens: Option<i64>,
+        #[serde(default, deserialize_with = "count::<_, 0, 20>")]
         logprobs: Option<u32>,
         #[serde(default, deserialize_with = "or_default")]
         echo: bool,
-        #[serde(default, deserialize_with = "crate::field::integer")]
+        #[serde(default, deserialize_with = "count::<_, 1, MAX_ANSWERS>")]
         best_of: Option<u32>,
         suffix: Option<String>,
     }
@@ -143,7 +147,7 @@ impl CompletionRequest {
         if self.suffix.as_deref().is_some_and(|suffix| !suffix.is_empty()) {
             return Err(BadRequest::new("suffix", "is not served here"));
         }
-        let max_tokens = self.max_tokens.unwrap_or(16);
+        let max_tokens = self.max_tokens()?;
         // The prompt's own log-probabilities are all that is wanted then, and a token has to be
         // drawn for them.
         let is_scoring = max_tokens == 0 && self.echo;
@@ -170,12 +174,25 @@ impl CompletionRequest {
         );
         let options = AnswerOptions { n, best_of, is_scoring, logprobs: self.logprobs.is_some() };
         let answer = CompletionAnswer::new(head, prompts, options, context.decode);
-        Ok(Call { requests, streams: stream.is_some(), fields, answer: Box::new(answer) })
+        Ok(Call::new(requests, stream.is_some(), fields, Box::new(answer)))
+    }
+
+    /// 16, if it does not say.
+    fn max_tokens(&self) -> Result<u32, BadRequest> {
+        let given = self.max_tokens.unwrap_or(16);
+        let least = u32::from(!self.echo);
+        let also = if self.echo { "" } else { ", or 0 with echo" };
+        match u32::try_from(given) {
+            Ok(tokens) if tokens >= least => Ok(tokens),
+            Err(_) if given > 0 => {
+                Err(BadRequest::new("max_tokens", format!("{given}, but at most {} is taken", u32::MAX)))
+            }
+            _ => Err(BadRequest::new("max_tokens", format!("{given}, but must be at least {least}{also}"))),
+        }
     }
 
     /// How many answers are generated for each prompt, of which the best `n` are given.
     fn best_of(&self, n: u32) -> Result<u32, BadRequest> {
-        check_answers("best_of", self.best_of)?;
         let best_of = self.best_of.unwrap_or(n);
         if best_of < n {
             return Err(BadRequest::new("best_of", format!("{best_of}, but must be at least n, which is {n}")));
@@ -185,7 +202,7 @@ impl CompletionRequest {
         }
         let answers = self.prompt.0.len() * best_of as usize;
         // Each repeats its prompt.
-        let most = if self.echo { MAX_ECHOES } else { MAX_ANSWERS };
+        let most = if self.echo { MAX_ECHOES } else { MAX_ALL_ANSWERS };
         if answers > most {
             let param = if self.best_of.is_some() { "best_of" } else { "n" };
             return Err(BadRequest::new(param, format!("{answers} answers in all, but at most {most} are given")));

@@ -3,10 +3,11 @@
 use std::fmt;
 
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::answer::Chunk;
 use crate::field::{Stray, cut};
+use crate::warnings::warn_field;
 
 /// A body that is not taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +37,13 @@ impl BadRequest {
         match given.iter().find(|(field, is_given)| *is_given && !own.contains(field)) {
             None => Ok(()),
             Some((field, _)) => Err(Self::new(*field, format!("is no field of {kind}"))),
+        }
+    }
+
+    /// Warns of such fields instead.
+    pub(crate) fn warn_of_other_kinds(kind: &str, given: &[(&str, bool)], own: &[&str]) {
+        for (field, _) in given.iter().filter(|(field, is_given)| *is_given && !own.contains(field)) {
+            warn_field(field, &format!("is no field of {}, and was left out", cut(kind)));
         }
     }
 
@@ -122,9 +130,17 @@ pub enum ErrorForm {
 
 impl ErrorForm {
     /// The body of an answer that is an error.
-    pub fn body(self, failure: &Failure) -> String {
+    pub fn body(self, failure: &Failure, request_id: &str) -> String {
+        let mut body = self.json(failure);
+        if self == Self::Anthropic {
+            body["request_id"] = request_id.into();
+        }
+        body.to_string()
+    }
+
+    fn json(self, failure: &Failure) -> Value {
         let Failure { status, message, param, code } = failure;
-        let body = match self {
+        match self {
             Self::OpenAi => {
                 json!({ "error": { "message": message, "type": openai_type(*status), "param": param, "code": code } })
             }
@@ -136,8 +152,7 @@ impl ErrorForm {
                 }
                 json!({ "type": "error", "error": error })
             }
-        };
-        body.to_string()
+        }
     }
 
     /// The last event of a stream that an error ends.
@@ -146,7 +161,7 @@ impl ErrorForm {
             Self::OpenAi => None,
             Self::Anthropic => Some("error"),
         };
-        Chunk { event, data: self.body(failure) }
+        Chunk { event, data: self.json(failure).to_string() }
     }
 }
 
@@ -175,20 +190,84 @@ fn anthropic_type(status: u16) -> &'static str {
     }
 }
 
+/// A prompt that leaves no room in the context for an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooLong {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Whether they were counted; else there are at least so many.
+    pub is_exact: bool,
+    /// Tokens of output that the client asks for, if it says that.
+    pub completion_tokens: Option<u32>,
+    /// Most tokens of both.
+    pub context_length: u32,
+}
+
+impl fmt::Display for TooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { prompt_tokens, is_exact, context_length, .. } = self;
+        let least = if *is_exact { "" } else { "at least " };
+        write!(f, "{least}{prompt_tokens} tokens, but the context holds {context_length}, the output included")
+    }
+}
+
+/// Words in which an API tells that a prompt is too long: clients look for them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Wording {
+    /// OpenAI's, with what it calls the prompt.
+    OpenAi {
+        prompt: &'static str,
+    },
+    Responses,
+    Anthropic,
+}
+
+impl Wording {
+    fn tell(self, too_long: &TooLong) -> String {
+        let TooLong { prompt_tokens, is_exact, completion_tokens, context_length } = *too_long;
+        let maximum = format!("This model's maximum context length is {context_length} tokens.");
+        let mut told = match (self, completion_tokens) {
+            (Self::Anthropic, _) => format!("prompt is too long: {prompt_tokens} tokens > {context_length} maximum"),
+            (Self::Responses, _) => format!(
+                "Your input exceeds the context window of this model. {maximum} However, your input resulted in {prompt_tokens} tokens. Please adjust your input and try again."
+            ),
+            (Self::OpenAi { prompt }, Some(completion)) => format!(
+                "{maximum} However, you requested {} tokens ({prompt_tokens} in the {prompt}, {completion} in the completion). Please reduce the length of the {prompt} or completion.",
+                prompt_tokens.saturating_add(completion as usize)
+            ),
+            (Self::OpenAi { prompt }, None) => format!(
+                "{maximum} However, your {prompt} resulted in {prompt_tokens} tokens. Please reduce the length of the {prompt}."
+            ),
+        };
+        if !is_exact {
+            told.push_str(" (It has at least that many tokens: it was refused before they were counted.)");
+        }
+        told
+    }
+}
+
 /// A field of the wire, and what an API calls it.
 type Name = (&'static str, &'static str);
 
 /// What an API calls the fields that errors of the conductor name as gRPC does.
 #[derive(Debug, Clone, Copy)]
 pub struct FieldNames {
+    wording: Wording,
     table: &'static [Name],
     /// Of fields that have several names: what this body has.
     sent: [Option<Name>; 2],
 }
 
 impl FieldNames {
-    pub(crate) const fn new(table: &'static [Name]) -> Self {
-        Self { table, sent: [None; 2] }
+    pub(crate) const fn new(wording: Wording, table: &'static [Name]) -> Self {
+        Self { wording, table, sent: [None; 2] }
+    }
+
+    /// A prompt that is too long, in the API's own words.
+    pub fn too_long(&self, too_long: &TooLong) -> Failure {
+        let param = Some(self.of("prompt").to_owned());
+        let code = Some("context_length_exceeded");
+        Failure { param, code, ..Failure::new(400, self.wording.tell(too_long)) }
     }
 
     /// With a name that goes before that of the table, if the body has it.
@@ -219,8 +298,12 @@ mod tests {
     fn error_body_has_the_form_of_each_api() {
         let failure: Failure = BadRequest::new("n", "0").into();
         assert_eq!(
-            ErrorForm::OpenAi.body(&failure),
+            ErrorForm::OpenAi.body(&failure, "id"),
             r#"{"error":{"message":"n: 0","type":"invalid_request_error","param":"n","code":null}}"#
+        );
+        assert_eq!(
+            ErrorForm::Anthropic.body(&failure, "id"),
+            r#"{"type":"error","error":{"type":"invalid_request_error","message":"n: 0"},"request_id":"id"}"#
         );
         let busy = ErrorForm::Anthropic.event(&Failure::new(429, "busy"));
         assert_eq!(busy.event, Some("error"));
@@ -230,8 +313,38 @@ mod tests {
 
     #[test]
     fn error_fields_have_the_names_of_the_api() {
-        let names =
-            FieldNames::new(&[("text", "prompt"), ("n", "n")]).with("n", "best_of", true).with("text", "x", false);
+        let names = FieldNames::new(Wording::Anthropic, &[("text", "prompt"), ("n", "n")])
+            .with("n", "best_of", true)
+            .with("text", "x", false);
         assert_eq!((names.of("text"), names.of("stop"), names.of("n")), ("prompt", "stop", "best_of"));
+    }
+
+    #[test]
+    fn too_long_prompt_is_told_in_the_words_that_clients_look_for() {
+        let told = |wording: Wording, completion_tokens, is_exact| {
+            let too_long = TooLong { prompt_tokens: 150, is_exact, completion_tokens, context_length: 100 };
+            let failure = FieldNames::new(wording, &[("prompt", "p")]).too_long(&too_long);
+            assert_eq!((failure.code, failure.param.as_deref()), (Some("context_length_exceeded"), Some("p")));
+            failure.message
+        };
+        let chat = Wording::OpenAi { prompt: "messages" };
+        assert_eq!(
+            told(chat, Some(20), true),
+            "This model's maximum context length is 100 tokens. However, you requested 170 tokens (150 in the messages, 20 in the completion). Please reduce the length of the messages or completion."
+        );
+        assert_eq!(
+            told(chat, None, true),
+            "This model's maximum context length is 100 tokens. However, your messages resulted in 150 tokens. Please reduce the length of the messages."
+        );
+        assert_eq!(told(Wording::Anthropic, Some(20), true), "prompt is too long: 150 tokens > 100 maximum");
+        assert!(
+            told(Wording::Anthropic, None, false)
+                .starts_with("prompt is too long: 150 tokens > 100 maximum (It has at least")
+        );
+        let responses = told(Wording::Responses, None, true);
+        assert!(
+            responses.contains("exceeds the context window")
+                && responses.contains("maximum context length is 100 tokens")
+        );
     }
 }

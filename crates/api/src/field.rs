@@ -7,7 +7,8 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-pub(crate) use crate::object::{Shape, Stray, objects};
+pub(crate) use crate::object::{Shape, Stray, objects, open_objects};
+use crate::warnings::{self, Step};
 
 /// The beginning of a text of the client's, for an error.
 pub(crate) fn cut(text: &str) -> &str {
@@ -22,6 +23,20 @@ pub(crate) struct Ignored;
 impl<'de> Deserialize<'de> for Ignored {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         IgnoredAny::deserialize(deserializer).map(|_| Self)
+    }
+}
+
+/// A field that asks for what is not done here, and whose answer is as good without; null asks for
+/// nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct LeftOut;
+
+impl<'de> Deserialize<'de> for LeftOut {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if Option::<IgnoredAny>::deserialize(deserializer)?.is_some() {
+            warnings::warn_object("is not done here");
+        }
+        Ok(Self)
     }
 }
 
@@ -107,6 +122,22 @@ pub(crate) fn integer<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializ
     deserializer.deserialize_any(Integer(PhantomData))
 }
 
+/// A number of something, or none: from `LEAST` to `MOST`, which is without bound if it is that of
+/// the type.
+pub(crate) fn count<'de, D: Deserializer<'de>, const LEAST: u32, const MOST: u32>(
+    deserializer: D,
+) -> Result<Option<u32>, D::Error> {
+    let Some(given) = integer::<D, i64>(deserializer)? else { return Ok(None) };
+    match u32::try_from(given) {
+        Ok(count) if (LEAST..=MOST).contains(&count) => Ok(Some(count)),
+        _ if MOST == u32::MAX && given > 0 => {
+            Err(D::Error::custom(format_args!("{given}, but at most {MOST} is taken")))
+        }
+        _ if MOST == u32::MAX => Err(D::Error::custom(format_args!("{given}, but must be at least {LEAST}"))),
+        _ => Err(D::Error::custom(format_args!("{given}, but must be from {LEAST} to {MOST}"))),
+    }
+}
+
 /// At most `MOST` of them.
 #[derive(Debug, Clone)]
 pub(crate) struct AtMost<T, const MOST: usize>(pub(crate) Vec<T>);
@@ -133,7 +164,7 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for AtMost<T,
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
                 let mut list = Vec::new();
-                while let Some(item) = items.next_element()? {
+                while let Some(item) = warnings::inside(Step::Index(list.len()), || items.next_element())? {
                     if list.len() == MOST {
                         return Err(A::Error::custom(format_args!("at most {MOST} are taken")));
                     }
@@ -242,6 +273,40 @@ impl<'de, T: Deserialize<'de> + Shape> Deserialize<'de> for TextOr<T> {
             }
         }
         deserializer.deserialize_any(Either(PhantomData))
+    }
+}
+
+/// A text, something with parts, or an object that says nothing here.
+#[derive(Debug)]
+pub(crate) enum Content<T> {
+    Text(String),
+    Parts(T),
+    Object,
+}
+
+impl<'de, T: Deserialize<'de> + Shape> Deserialize<'de> for Content<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de> + Shape> Visitor<'de> for Any<T> {
+            type Value = Content<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a text or {}", T::SHAPE)
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(Content::Text(text.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(SeqAccessDeserializer::new(items)).map(Content::Parts)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Self::Value, A::Error> {
+                IgnoredAny.visit_map(fields).map(|_| Content::Object)
+            }
+        }
+        deserializer.deserialize_any(Any(PhantomData))
     }
 }
 

@@ -2,8 +2,9 @@
 //! serves, and their outputs become the API's own JSON.
 //!
 //! A [`Call`] is what one body asks for. Every field of the official API is declared: it is
-//! honoured, ignored on purpose because it says nothing here, or refused by name. What is not
-//! declared is refused by name, too: a field that does nothing would be a lie.
+//! honoured, ignored on purpose because it says nothing here, or refused by name. A field of a body
+//! that is not declared is refused by name, too: one that does nothing would be a lie. Inside of
+//! messages, their parts, tools and calls, it is left out with a warning.
 //!
 //! **Invariant**: a body is never buffered as a tree of values: a field that is wrong, or one too
 //! many, ends the reading there.
@@ -25,10 +26,12 @@ mod parts;
 mod responses;
 mod tokens;
 mod tools;
+mod warnings;
 
 use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
+use serde_json::error::Category;
 
 use error::Inside;
 
@@ -36,11 +39,12 @@ pub use answer::{Answer, Call, Chunk};
 pub use chat::ChatRequest;
 pub use common::Objectives;
 pub use completions::CompletionRequest;
-pub use error::{BadRequest, ErrorForm, Failure, FieldNames};
+pub use error::{BadRequest, ErrorForm, Failure, FieldNames, TooLong};
 pub use messages::{MessagesRequest, counted};
 pub use openapi::{OPENAPI, openapi};
-pub use responses::ResponsesRequest;
+pub use responses::{ResponseStore, ResponsesRequest};
 pub use tokens::{DetokenizeRequest, TokenizeRequest, tokenized};
+pub use warnings::Warnings;
 
 /// Makes text of tokens.
 pub type Decode = dyn Fn(&[u32]) -> String + Send + Sync;
@@ -52,24 +56,30 @@ pub struct Context {
     pub created: u64,
     /// The text of tokens, special ones included.
     pub decode: Arc<Decode>,
+    /// Responses that are kept.
+    pub responses: Arc<ResponseStore>,
 }
 
-/// Reads a body.
+/// Reads a body; says what of it was left out.
 ///
 /// # Errors
-/// It is not JSON, or not of that form; the error names the field.
-pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, BadRequest> {
+/// It is not JSON, or not of that form; the error names the field, or the line and the column.
+pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<(T, Warnings), BadRequest> {
     let mut json = serde_json::Deserializer::from_slice(body);
-    let read = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+    let (read, warnings) = warnings::collect(|| serde_path_to_error::deserialize(&mut json));
+    let read = read.map_err(|error| {
         let path = error.path().to_string();
         bad_field(path, error.inner())
     })?;
     json.end().map_err(|error| BadRequest::new("body", error.to_string()))?;
-    Ok(read)
+    Ok((read, warnings))
 }
 
 fn bad_field(path: String, error: &serde_json::Error) -> BadRequest {
     let text = error.to_string();
+    if matches!(error.classify(), Category::Syntax | Category::Eof) {
+        return BadRequest::new("body", format!("is no JSON: {text}"));
+    }
     let path = cut_path(path);
     if let Some(bad) = Inside::parse(&text) {
         return bad.inside(if path == "." { "" } else { &path });
@@ -154,7 +164,10 @@ mod tests {
             chat(r#"{"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}"#).0,
             "messages[0].content[0].text"
         );
-        assert_eq!(chat(r#"{"messages": [{"role": "user", "size": 1}]}"#).0, "messages[0].size");
+        assert_eq!(
+            chat(r#"{"messages": [{"role": "user", "tool_calls": [{"id": 1}]}]}"#).0,
+            "messages[0].tool_calls[0].id"
+        );
         assert_eq!(chat(r#"{"messages": [{"content": "x"}]}"#).0, "messages[0].role");
         assert_eq!(chat(r#"{"messages": [], "audio": {}}"#), ("audio".into(), "is not served here".into()));
         assert_eq!(chat(r#"{"messages": [], "chat_template_kwargs": {"a": [1]}}"#).0, "chat_template_kwargs.a");

@@ -1,5 +1,5 @@
-//! Anthropic's `/v1/messages`, and the counting of its tokens. Images, documents and tools of the
-//! server's are refused by name.
+//! Anthropic's `/v1/messages`, and the counting of its tokens. Images, and documents that are no
+//! text, are refused by name. Tools of Anthropic's servers are left out.
 
 mod answer;
 mod blocks;
@@ -7,21 +7,27 @@ mod blocks;
 use baton_proto::v1;
 use baton_proto::v1::generate_request::Prompt as WirePrompt;
 use baton_proto::v1::structured_output::Form;
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::answer::Call;
 use crate::chat::{MessageList, check_effort};
 use crate::common::{MAX_STOPS, Objectives, check_bytes};
-use crate::error::{BadRequest, FieldNames};
-use crate::field::{AtMost, Ignored, JsonObject, Refused, Stray, TextOr, objects, or_default};
+use crate::error::{BadRequest, FieldNames, Inside, Wording};
+use crate::field::{
+    AtMost, Ignored, Json, JsonObject, LeftOut, Refused, Stray, TextOr, count, cut, objects, open_objects, or_default,
+};
 use crate::format::Schema;
-use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools};
+use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools, leave_out};
+use crate::warnings::warn_object;
 
 use answer::MessagesAnswer;
 use blocks::{Message, TextBlocks, conversation, text_of};
 
 /// Longest name of a tool.
 const MAX_TOOL_NAME: usize = 128;
+/// Longest text of what an edit keeps, bytes.
+const MAX_KEEP_BYTES: usize = 1024;
 
 objects! {
     /// The body of a message, or of a counting of tokens, which ignores what only an answer needs.
@@ -31,7 +37,7 @@ objects! {
         #[serde(default, deserialize_with = "or_default")]
         pub model: String,
         messages: MessageList<Message>,
-        #[serde(default, deserialize_with = "crate::field::integer")]
+        #[serde(default, deserialize_with = "count::<_, 1, { u32::MAX }>")]
         max_tokens: Option<u32>,
         system: Option<TextOr<TextBlocks>>,
         #[serde(default, deserialize_with = "or_default")]
@@ -40,7 +46,7 @@ objects! {
         stream: bool,
         temperature: Option<f32>,
         top_p: Option<f32>,
-        #[serde(default, deserialize_with = "crate::field::integer")]
+        #[serde(default, deserialize_with = "count::<_, 0, { u32::MAX }>")]
         top_k: Option<u32>,
         #[serde(default, deserialize_with = "or_default")]
         tools: AtMost<ToolJson, MAX_TOOLS>,
@@ -51,7 +57,7 @@ objects! {
         /// Larger goes first.
         #[serde(default, deserialize_with = "crate::field::integer")]
         priority: Option<i32>,
-        context_management: Option<NoEdits>,
+        context_management: Option<ContextManagement>,
         /// Objectives.
         #[serde(default, deserialize_with = "or_default")]
         pub baton: Objectives,
@@ -76,35 +82,20 @@ objects! {
         #[serde(default)]
         billing_policy: Ignored,
         #[serde(default)]
-        container: Refused,
+        anthropic_version: Ignored,
+        #[serde(default)]
+        client_metadata: Ignored,
+        /// What only Anthropic's own tools need.
+        #[serde(default)]
+        container: LeftOut,
         #[serde(default)]
         compaction: Refused,
-        #[serde(default)]
-        mcp_servers: Refused,
+        #[serde(default, deserialize_with = "or_default")]
+        mcp_servers: AtMost<Refused, 0>,
         #[serde(default)]
         fallbacks: Refused,
         #[serde(default)]
         thread: Refused,
-    }
-
-    struct ToolJson {
-        r#type: Option<String>,
-        name: String,
-        description: Option<String>,
-        input_schema: Option<Schema>,
-        strict: Option<bool>,
-        #[serde(default, rename = "cache_control")]
-        _cache_control: Ignored,
-        #[serde(default, rename = "eager_input_streaming")]
-        _eager_input_streaming: Ignored,
-        #[serde(default, rename = "allowed_callers")]
-        _allowed_callers: Ignored,
-        #[serde(default, rename = "defer_loading")]
-        _defer_loading: Ignored,
-        #[serde(default, rename = "input_examples")]
-        _input_examples: Ignored,
-        #[serde(default, rename = "?")]
-        stray: Stray,
     }
 
     struct ToolChoiceJson {
@@ -131,10 +122,10 @@ objects! {
         format: Option<OutputFormat>,
     }
 
-    /// Of the conversation before it becomes a prompt: none are served.
-    struct NoEdits {
+    /// Of the conversation before it becomes a prompt.
+    struct ContextManagement {
         #[serde(default, rename = "edits", deserialize_with = "or_default")]
-        _edits: AtMost<Refused, 0>,
+        _edits: AtMost<Edit, 64>,
     }
 
     struct OutputFormat {
@@ -145,20 +136,104 @@ objects! {
     }
 }
 
+open_objects! {
+    struct ToolFields {
+        r#type: Option<String>,
+        #[serde(default, deserialize_with = "or_default")]
+        name: String,
+        description: Option<String>,
+        input_schema: Option<Schema>,
+        strict: Option<bool>,
+        #[serde(default, rename = "cache_control")]
+        _cache_control: Ignored,
+        #[serde(default, rename = "eager_input_streaming")]
+        _eager_input_streaming: Ignored,
+        #[serde(default, rename = "allowed_callers")]
+        _allowed_callers: Ignored,
+        #[serde(default, rename = "defer_loading")]
+        _defer_loading: Ignored,
+        #[serde(default, rename = "input_examples")]
+        _input_examples: Ignored,
+    }
+
+    struct EditFields {
+        r#type: String,
+        /// All that is kept is what is done without the edit.
+        keep: Option<Keep>,
+    }
+}
+
+/// A tool of the client's, or none: what runs at Anthropic's servers, or has a schema that only
+/// Anthropic's models know, is left out.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "ToolFields")]
+struct ToolJson(Option<ToolFields>);
+
+impl TryFrom<ToolFields> for ToolJson {
+    type Error = Inside;
+
+    fn try_from(tool: ToolFields) -> Result<Self, Inside> {
+        match (tool.r#type.as_deref(), &tool.input_schema) {
+            (None | Some("custom"), Some(_)) if tool.name.is_empty() => Err(BadRequest::missing("name").into()),
+            (None | Some("custom"), Some(_)) => Ok(Self(Some(tool))),
+            (None | Some("custom"), None) => Err(BadRequest::missing("input_schema").into()),
+            (Some(kind @ "function"), _) | (Some(kind), Some(_)) => {
+                Err(BadRequest::kind("type", kind, "custom").into())
+            }
+            (Some(kind), None) => {
+                leave_out(kind);
+                Ok(Self(None))
+            }
+        }
+    }
+}
+
+/// What an edit keeps: everything, or some of it.
+#[derive(Debug)]
+struct Keep {
+    is_all: bool,
+}
+
+impl<'de> Deserialize<'de> for Keep {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Json(keep) = Json::<MAX_KEEP_BYTES>::deserialize(deserializer)?;
+        Ok(Self { is_all: keep.get() == r#""all""# })
+    }
+}
+
+/// An edit of a conversation. None is done: what the client sends is the prompt.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "EditFields")]
+struct Edit;
+
+impl TryFrom<EditFields> for Edit {
+    type Error = Inside;
+
+    fn try_from(EditFields { r#type, keep }: EditFields) -> Result<Self, Inside> {
+        if !keep.is_some_and(|keep| keep.is_all) {
+            warn_object(&format!("the edit '{}' is not done here", cut(&r#type)));
+        }
+        Ok(Self)
+    }
+}
+
 impl MessagesRequest {
     /// What this API calls fields of the wire.
-    pub const FIELDS: FieldNames = FieldNames::new(&[
-        ("prompt", "messages"),
-        ("text", "messages"),
-        ("documents", "messages"),
-        ("template_variables", "thinking"),
-        ("stop", "stop_sequences"),
-        ("structured_output", "output_config.format"),
-        ("one_tool_call", "tool_choice.disable_parallel_tool_use"),
-        ("slo.ttft_ms", "baton.ttft_slo_ms"),
-        ("slo.tbt_ms", "baton.tbt_slo_ms"),
-        ("timeout_ms", "baton.timeout_ms"),
-    ]);
+    pub const FIELDS: FieldNames = FieldNames::new(
+        Wording::Anthropic,
+        &[
+            ("prompt", "messages"),
+            ("text", "messages"),
+            ("documents", "messages"),
+            ("template_variables", "thinking"),
+            ("stop", "stop_sequences"),
+            ("structured_output", "output_config.format"),
+            ("one_tool_call", "tool_choice.disable_parallel_tool_use"),
+            ("slo.ttft_ms", "baton.ttft_slo_ms"),
+            ("slo.tbt_ms", "baton.tbt_slo_ms"),
+            ("timeout_ms", "baton.timeout_ms"),
+        ],
+    );
 
     /// What it asks for.
     ///
@@ -184,7 +259,7 @@ impl MessagesRequest {
         };
         let fields = Self::FIELDS.with("structured_output", "output_format", self.output_format.is_some());
         let answer = Box::new(MessagesAnswer::new(self.stream));
-        Ok(Call { requests: vec![request], streams: self.stream, fields, answer })
+        Ok(Call::new(vec![request], self.stream, fields, answer))
     }
 
     /// The prompt, to count its tokens.
@@ -245,21 +320,11 @@ impl MessagesRequest {
 
     fn tools(&self) -> Result<Tools, BadRequest> {
         let mut tools = Tools::default();
-        for (index, tool) in self.tools.0.iter().enumerate() {
-            let path = format!("tools[{index}]");
-            if let Some(kind) = tool.r#type.as_ref().filter(|kind| *kind != "custom") {
-                return Err(BadRequest::kind(format!("{path}.type"), kind, "custom"));
-            }
-            BadRequest::stray(&tool.stray).map_err(|bad| bad.inside(&path))?;
-            let missing = || BadRequest::missing(format!("{path}.input_schema"));
-            let JsonObject(parameters) = tool.input_schema.as_ref().ok_or_else(missing)?;
-            let wire = Tool {
-                name: &tool.name,
-                description: tool.description.as_deref(),
-                parameters: Some(parameters),
-                strict: tool.strict,
-            };
-            tools.add(&format!("{path}.name"), MAX_TOOL_NAME, &wire)?;
+        for (index, ToolJson(tool)) in self.tools.0.iter().enumerate() {
+            let Some(ToolFields { name, description, input_schema, strict, .. }) = tool else { continue };
+            let parameters = input_schema.as_ref().map(|JsonObject(schema)| &**schema);
+            let wire = Tool { name, description: description.as_deref(), parameters, strict: *strict };
+            tools.add(&format!("tools[{index}].name"), MAX_TOOL_NAME, &wire)?;
         }
         Ok(tools)
     }
@@ -316,14 +381,16 @@ pub(crate) fn taken() -> Vec<(&'static str, Vec<&'static str>)> {
 
     vec![
         ("MessagesRequest", taken::<MessagesRequest>()),
-        ("Tool", taken::<ToolJson>()),
+        ("Tool", taken::<ToolFields>()),
         ("ToolChoice", taken::<ToolChoiceJson>()),
         ("Thinking", taken::<Thinking>()),
         ("OutputConfig", taken::<OutputConfig>()),
         ("OutputFormat", taken::<OutputFormat>()),
-        ("NoEdits", taken::<NoEdits>()),
+        ("ContextManagement", taken::<ContextManagement>()),
+        ("Edit", taken::<EditFields>()),
         ("Message", taken::<Message>()),
         ("Block", taken::<blocks::BlockFields>()),
+        ("Source", taken::<blocks::Source>()),
         ("TextBlock", taken::<blocks::TextBlockFields>()),
     ]
 }

@@ -1,5 +1,5 @@
 //! Objects of a body. Lists are not taken for them, as serde would do. A field that is not known
-//! ends the reading, unless it is null.
+//! ends the reading, unless it is null, or the object is open: then there is a warning.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,17 +8,20 @@ use serde::de::value::{StrDeserializer, StringDeserializer};
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, IntoDeserializer, MapAccess, Visitor};
 
 use crate::field::cut;
+use crate::warnings::{self, Step};
 
 /// Declares objects. One with a field renamed to [`STRAY`] takes unknown fields, so that its kind
 /// can be refused first. Reading of others ends at an unknown field.
 macro_rules! objects {
-    ($($(#[$meta:meta])* $vis:vis struct $name:ident { $($body:tt)* })*) => {$(
+    (@open $is_open:literal $($(#[$meta:meta])* $vis:vis struct $name:ident { $($body:tt)* })*) => {$(
         $(#[$meta])*
         #[derive(Debug, serde::Deserialize)]
         #[serde(remote = "Self")]
         $vis struct $name { $($body)* }
 
         impl<'de> $crate::object::Object<'de> for $name {
+            const IS_OPEN: bool = $is_open;
+
             fn read<D: serde::Deserializer<'de>>(fields: D) -> Result<Self, D::Error> {
                 // What serde derived: it goes before the trait's.
                 $name::deserialize(fields)
@@ -35,8 +38,16 @@ macro_rules! objects {
             }
         }
     )*};
+    ($($objects:tt)*) => { $crate::object::objects! { @open false $($objects)* } };
 }
 pub(crate) use objects;
+
+/// Declares open objects: messages, what they are made of, and tools. Clients of several APIs put
+/// more into them than one API has.
+macro_rules! open_objects {
+    ($($objects:tt)*) => { $crate::object::objects! { @open true $($objects)* } };
+}
+pub(crate) use open_objects;
 
 /// What a field takes, in words.
 pub(crate) trait Shape {
@@ -59,6 +70,9 @@ impl<'de> Deserialize<'de> for Stray {
 
 /// What is read from fields alone.
 pub(crate) trait Object<'de>: Sized {
+    /// Whether a field that is not known is left out with a warning.
+    const IS_OPEN: bool;
+
     fn read<D: Deserializer<'de>>(fields: D) -> Result<Self, D::Error>;
 }
 
@@ -78,18 +92,21 @@ impl<'de, T: Object<'de>> Visitor<'de> for ObjectVisitor<T> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<T, A::Error> {
-        T::read(Fields(fields))
+        T::read(Fields { fields, is_open: T::IS_OPEN })
     }
 }
 
 /// Fields for a struct.
-struct Fields<A>(A);
+struct Fields<A> {
+    fields: A,
+    is_open: bool,
+}
 
 impl<'de, A: MapAccess<'de>> Deserializer<'de> for Fields<A> {
     type Error = A::Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, A::Error> {
-        visitor.visit_map(self.0)
+        visitor.visit_map(self.fields)
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -98,7 +115,8 @@ impl<'de, A: MapAccess<'de>> Deserializer<'de> for Fields<A> {
         known: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, A::Error> {
-        visitor.visit_map(Known { fields: self.0, known, stray: None, tells_stray: false })
+        let Self { fields, is_open } = self;
+        visitor.visit_map(Known { fields, known, is_open, field: "", stray: None, tells_stray: false })
     }
 
     serde::forward_to_deserialize_any! {
@@ -142,6 +160,9 @@ const ELSEWHERE: [Elsewhere; 6] = [
 struct Known<A> {
     fields: A,
     known: &'static [&'static str],
+    is_open: bool,
+    /// The one whose value is next.
+    field: &'static str,
     stray: Option<String>,
     /// The next value is the name in `stray`.
     tells_stray: bool,
@@ -152,12 +173,17 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Known<A> {
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, A::Error> {
         while let Some(Name(name)) = self.fields.next_key()? {
-            if name != STRAY && self.known.contains(&name.as_str()) {
-                let name: StrDeserializer<'_, A::Error> = name.as_str().into_deserializer();
+            if let Some(known) = self.known.iter().find(|known| **known == name && name != STRAY) {
+                self.field = known;
+                let name: StrDeserializer<'_, A::Error> = known.into_deserializer();
                 return seed.deserialize(name).map(Some);
             }
             // Null asks for nothing, whatever it is that newer clients have.
             let is_null = self.fields.next_value::<Option<IgnoredAny>>()?.is_none();
+            if !is_null && self.is_open {
+                warnings::warn_field(&name, "is not known, and was left out");
+                continue;
+            }
             if !is_null && !self.known.contains(&STRAY) {
                 let meant = meant(&name, self.known);
                 return Err(A::Error::custom(format_args!("unknown field `{name}`{meant}")));
@@ -176,7 +202,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Known<A> {
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, A::Error> {
         match self.stray.clone().filter(|_| self.tells_stray) {
-            None => self.fields.next_value_seed(seed),
+            None => warnings::inside(Step::Field(self.field), || self.fields.next_value_seed(seed)),
             Some(stray) => {
                 let stray: StringDeserializer<A::Error> = stray.into_deserializer();
                 seed.deserialize(stray)
@@ -272,6 +298,14 @@ mod tests {
         }
     }
 
+    open_objects! {
+        #[allow(dead_code)]
+        struct Open {
+            a: Option<u32>,
+            inner: Option<crate::field::AtMost<Open, 9>>,
+        }
+    }
+
     #[test]
     fn unknown_field_is_told_with_what_may_be_meant() {
         let known = ["max_tokens", "min_tokens", "logprobs", "top_logprobs", "prompt", "echo", "baton"];
@@ -293,5 +327,13 @@ mod tests {
         let lenient: Lenient = serde_json::from_str(r#"{"?": 1}"#).expect("an object");
         assert_eq!(lenient.stray.0.as_deref(), Some("?"));
         assert_eq!(serde_json::from_str::<Lenient>("{}").expect("an object").stray.0, None);
+    }
+
+    #[test]
+    fn unknown_field_of_an_open_object_is_a_warning_with_its_path() {
+        let read = |json: &str| warnings::collect(|| serde_json::from_str::<Open>(json).map(drop));
+        let (read, warned) = read(r#"{"b": [1], "c": null, "inner": [{}, {"a": 1, "ho\nt": {"x": 1}}]}"#);
+        assert!(read.is_ok());
+        assert_eq!(warned.line(), "b: is not known, and was left out; inner[1].ho?t: is not known, and was left out");
     }
 }

@@ -44,9 +44,10 @@ mod tests {
             assert_eq!(properties, fields.into_iter().collect(), "{schema}");
             described.insert(schema);
         }
-        let is_of_a_body = |schema: &Value| schema["additionalProperties"] == false;
-        let bodies = schemas.as_object().expect("schemas").iter().filter(|(_, schema)| is_of_a_body(schema));
-        assert_eq!(bodies.map(|(name, _)| name.as_str()).collect::<BTreeSet<_>>(), described);
+        let is_closed = |schema: &Value| schema["additionalProperties"] == false;
+        let closed = schemas.as_object().expect("schemas").iter().filter(|(_, schema)| is_closed(schema));
+        let closed: BTreeSet<_> = closed.map(|(name, _)| name.as_str()).collect();
+        assert!(closed.is_subset(&described), "{closed:?}");
     }
 
     #[test]

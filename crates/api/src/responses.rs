@@ -1,9 +1,12 @@
-//! OpenAI's `/v1/responses`. Nothing is stored, so what refers to a stored thing is refused by
-//! name, and so are tools of the server's.
+//! OpenAI's `/v1/responses`. Responses are kept for a time, within bounds, unless the client says
+//! otherwise. Tools of OpenAI's servers are left out.
 
 mod answer;
+mod conversation;
 mod echo;
 mod items;
+mod store;
+mod tools;
 
 use baton_proto::v1;
 use baton_proto::v1::generate_request::Prompt as WirePrompt;
@@ -13,16 +16,23 @@ use serde_json::json;
 
 use crate::Context;
 use crate::answer::Call;
-use crate::chat::{MAX_TOOL_NAME, check_effort};
+use crate::chat::check_effort;
 use crate::common::{Objectives, check_bytes};
-use crate::error::{BadRequest, FieldNames, Inside};
-use crate::field::{AtMost, Entries, Ignored, JsonObject, Refused, Stray, TextOr, objects, only_false, or_default};
+use crate::error::{BadRequest, FieldNames, Inside, Wording};
+use crate::field::{
+    AtMost, Entries, Ignored, JsonObject, LeftOut, Refused, Stray, TextOr, count, cut, objects, only_false, or_default,
+};
 use crate::format::Schema;
-use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools, check_name, function_name};
+use crate::tools::{MAX_TOOLS, ToolChoice, check_name};
+use crate::warnings::{Warnings, warn_object};
 
-use answer::ResponsesAnswer;
+use answer::{Kept, ResponsesAnswer};
+use conversation::{Entry, conversation};
 use echo::{Echo, Format};
-use items::{Items, conversation};
+use items::{Item, Items};
+use tools::{ToolJson, wire_tools};
+
+pub use store::ResponseStore;
 
 /// What asks for log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -36,7 +46,7 @@ objects! {
         model: String,
         input: TextOr<Items>,
         instructions: Option<String>,
-        #[serde(default, deserialize_with = "crate::field::integer")]
+        #[serde(default, deserialize_with = "count::<_, 1, { u32::MAX }>")]
         max_output_tokens: Option<u32>,
         temperature: Option<f32>,
         top_p: Option<f32>,
@@ -48,14 +58,14 @@ objects! {
         tool_choice: Option<TextOr<ToolChoiceJson>>,
         parallel_tool_calls: Option<bool>,
         text: Option<TextConfig>,
-        #[serde(default, deserialize_with = "crate::field::integer")]
+        #[serde(default, deserialize_with = "count::<_, 0, 20>")]
         top_logprobs: Option<u32>,
         #[serde(default, deserialize_with = "or_default")]
-        include: AtMost<String, 16>,
+        include: AtMost<Include, 16>,
         reasoning: Option<Reasoning>,
         #[serde(default, deserialize_with = "or_default")]
         metadata: Entries<String, 16>,
-        truncation: Option<String>,
+        truncation: Option<Truncation>,
         #[serde(default, deserialize_with = "only_false")]
         background: Ignored,
         /// Larger goes first.
@@ -64,8 +74,11 @@ objects! {
         /// Objectives.
         #[serde(default, deserialize_with = "or_default")]
         pub baton: Objectives,
+        /// Whether the response is kept; it is by default.
+        store: Option<bool>,
+        previous_response_id: Option<String>,
         #[serde(default)]
-        store: Ignored,
+        client_metadata: Ignored,
         #[serde(default)]
         user: Ignored,
         #[serde(default)]
@@ -86,14 +99,13 @@ objects! {
         background_options: Ignored,
         #[serde(default)]
         image: Ignored,
+        /// What is too long is refused, and never shortened.
         #[serde(default)]
-        previous_response_id: Refused,
+        context_management: LeftOut,
         #[serde(default)]
         conversation: Refused,
         #[serde(default)]
         prompt: Refused,
-        #[serde(default)]
-        context_management: Refused,
         #[serde(default)]
         moderation: Refused,
     }
@@ -101,22 +113,6 @@ objects! {
     struct StreamOptions {
         #[serde(default, rename = "include_obfuscation")]
         _include_obfuscation: Ignored,
-    }
-
-    struct ToolJson {
-        r#type: String,
-        name: Option<String>,
-        description: Option<String>,
-        parameters: Option<Schema>,
-        strict: Option<bool>,
-        #[serde(default, rename = "defer_loading")]
-        _defer_loading: Ignored,
-        #[serde(default, rename = "allowed_callers")]
-        _allowed_callers: Ignored,
-        #[serde(default, rename = "output_schema")]
-        _output_schema: Ignored,
-        #[serde(default, rename = "?")]
-        stray: Stray,
     }
 
     /// Of one tool, or of those that are allowed.
@@ -167,19 +163,22 @@ objects! {
 
 impl ResponsesRequest {
     /// What this API calls fields of the wire.
-    pub const FIELDS: FieldNames = FieldNames::new(&[
-        ("prompt", "input"),
-        ("text", "input"),
-        ("messages", "input"),
-        ("max_tokens", "max_output_tokens"),
-        ("logprobs", "top_logprobs"),
-        ("structured_output", "text.format"),
-        ("one_tool_call", "parallel_tool_calls"),
-        ("template_variables", "reasoning"),
-        ("slo.ttft_ms", "baton.ttft_slo_ms"),
-        ("slo.tbt_ms", "baton.tbt_slo_ms"),
-        ("timeout_ms", "baton.timeout_ms"),
-    ]);
+    pub const FIELDS: FieldNames = FieldNames::new(
+        Wording::Responses,
+        &[
+            ("prompt", "input"),
+            ("text", "input"),
+            ("messages", "input"),
+            ("max_tokens", "max_output_tokens"),
+            ("logprobs", "top_logprobs"),
+            ("structured_output", "text.format"),
+            ("one_tool_call", "parallel_tool_calls"),
+            ("template_variables", "reasoning"),
+            ("slo.ttft_ms", "baton.ttft_slo_ms"),
+            ("slo.tbt_ms", "baton.tbt_slo_ms"),
+            ("timeout_ms", "baton.timeout_ms"),
+        ],
+    );
 
     /// What it asks for.
     ///
@@ -200,13 +199,18 @@ impl ResponsesRequest {
             structured_output: format.wire(),
             ..Default::default()
         };
+        let mut warnings = Warnings::default();
+        let (tools, names) = wire_tools(&self.tools.0)?;
         let input = std::mem::replace(&mut self.input, TextOr::Text(String::new()));
+        let entries = entries(input, &context, &mut warnings)?;
+        let earlier = self.earlier(&context)?;
+        let all = [earlier, entries.clone()].concat();
         let mut prompt = v1::MessagesPrompt {
-            messages: conversation(self.instructions.as_deref(), input)?,
+            messages: conversation(self.instructions.as_deref(), &all, &names),
             template_variables: self.template_variables()?,
             ..Default::default()
         };
-        self.wire_tools()?.put(&mut prompt, "tool_choice", choice.clone(), self.parallel_tool_calls == Some(false))?;
+        tools.put(&mut prompt, "tool_choice", choice.clone(), self.parallel_tool_calls == Some(false))?;
         let Objectives { ttft_slo_ms, tbt_slo_ms, timeout_ms } = self.baton;
         let request = v1::GenerateRequest {
             model: std::mem::take(&mut self.model),
@@ -219,22 +223,24 @@ impl ResponsesRequest {
             ..Default::default()
         };
         let streams = self.stream;
-        let answer = ResponsesAnswer::new(context.created, streams, Echo::new(self, format, &choice));
-        Ok(Call { requests: vec![request], streams, fields: Self::FIELDS, answer: Box::new(answer) })
+        let keeps = self.store.unwrap_or(true);
+        let previous = self.previous_response_id.clone();
+        let kept = keeps.then_some(Kept { store: context.responses, input: entries, previous });
+        let answer = ResponsesAnswer::new(context.created, streams, Echo::new(self, format, &choice), names, kept);
+        let call = Call::new(vec![request], streams, Self::FIELDS, Box::new(answer));
+        Ok(Call { warnings, ..call })
+    }
+
+    /// What was said up to the response that this one goes on from.
+    fn earlier(&self, context: &Context) -> Result<Vec<Entry>, BadRequest> {
+        let Some(id) = &self.previous_response_id else { return Ok(Vec::new()) };
+        let earlier = context.responses.conversation(id, context.created);
+        earlier.ok_or_else(|| not_kept("previous_response_id", id))
     }
 
     fn check(&self) -> Result<(), BadRequest> {
         check_bytes("model", [&self.model])?;
         check_bytes("metadata", self.metadata.0.iter().flat_map(|(key, value)| [key, value]))?;
-        if let Some(other) = self.truncation.as_ref().filter(|truncation| *truncation != "disabled") {
-            return Err(BadRequest::kind("truncation", other, "disabled"));
-        }
-        // Clients that do not store ask for the encrypted form of reasoning; here its items have
-        // the text.
-        let served = |include: &&String| include.as_str() != LOGPROBS && *include != "reasoning.encrypted_content";
-        if let Some(other) = self.include.0.iter().find(served) {
-            return Err(BadRequest::kind("include", other, LOGPROBS));
-        }
         if !self.stream && self.stream_options.is_some() {
             return Err(BadRequest::new("stream_options", "says nothing without stream"));
         }
@@ -242,26 +248,8 @@ impl ResponsesRequest {
     }
 
     fn wants_logprobs(&self) -> bool {
-        self.top_logprobs.is_some_and(|top| top > 0) || self.include.0.iter().any(|include| include == LOGPROBS)
-    }
-
-    fn wire_tools(&self) -> Result<Tools, BadRequest> {
-        let mut tools = Tools::default();
-        for (index, ToolJson { r#type, name, description, parameters, strict, stray, .. }) in
-            self.tools.0.iter().enumerate()
-        {
-            let path = format!("tools[{index}]");
-            if r#type != "function" {
-                return Err(BadRequest::kind(format!("{path}.type"), r#type, "function"));
-            }
-            BadRequest::stray(stray).map_err(|bad| bad.inside(&path))?;
-            let path = format!("{path}.name");
-            let name = name.as_ref().ok_or_else(|| BadRequest::missing(&path))?;
-            let parameters = parameters.as_ref().map(|JsonObject(parameters)| &**parameters);
-            let tool = Tool { name, description: description.as_deref(), parameters, strict: *strict };
-            tools.add(&path, MAX_TOOL_NAME, &tool)?;
-        }
-        Ok(tools)
+        self.top_logprobs.is_some_and(|top| top > 0)
+            || self.include.0.iter().any(|Include(include)| include == LOGPROBS)
     }
 
     fn tool_choice(&mut self) -> Result<ToolChoice, BadRequest> {
@@ -320,15 +308,15 @@ impl ToolChoiceJson {
         const PATH: &str = "tool_choice";
         let Self { r#type, name, mode, tools, stray } = self;
         let own: &[_] = match r#type.as_str() {
-            "function" => &["name"],
+            "function" | "custom" => &["name"],
             "allowed_tools" => &["mode", "tools"],
-            other => return Err(BadRequest::kind("tool_choice.type", other, "function or allowed_tools")),
+            other => return Err(BadRequest::kind("tool_choice.type", other, "function, custom or allowed_tools")),
         };
         BadRequest::stray(&stray).map_err(|bad| bad.inside(PATH))?;
         let given = [("name", name.is_some()), ("mode", mode.is_some()), ("tools", tools.is_some())];
         BadRequest::of_other_kinds(&r#type, &given, own).map_err(|bad| bad.inside(PATH))?;
         let missing = |field: &str| BadRequest::missing(format!("{PATH}.{field}"));
-        if r#type == "function" {
+        if r#type != "allowed_tools" {
             return Ok(ToolChoice::Named(name.ok_or_else(|| missing("name"))?));
         }
         let AtMost(tools) = tools.ok_or_else(|| missing("tools"))?;
@@ -337,7 +325,7 @@ impl ToolChoiceJson {
     }
 }
 
-/// The name of a function; other kinds of tools are refused by name.
+/// The name of a function or a custom tool; other kinds of tools are refused by name.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "AllowedToolFields")]
 struct AllowedTool(String);
@@ -346,8 +334,91 @@ impl TryFrom<AllowedToolFields> for AllowedTool {
     type Error = Inside;
 
     fn try_from(AllowedToolFields { r#type, name, stray }: AllowedToolFields) -> Result<Self, Inside> {
-        function_name(&r#type, &stray, "name", name).map(Self)
+        if r#type != "function" && r#type != "custom" {
+            return Err(BadRequest::kind("type", &r#type, "function or custom").into());
+        }
+        BadRequest::stray(&stray)?;
+        Ok(Self(name.ok_or_else(|| BadRequest::missing("name"))?))
     }
+}
+
+/// What else an answer is to have. What only OpenAI's own tools and items have is left out.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "String")]
+struct Include(String);
+
+impl TryFrom<String> for Include {
+    type Error = String;
+
+    fn try_from(include: String) -> Result<Self, String> {
+        // Clients that do not store ask for the encrypted form of reasoning; here its items have
+        // the text.
+        const KNOWN: [&str; 8] = [
+            "reasoning.encrypted_content",
+            "web_search_call.results",
+            "web_search_call.action.sources",
+            "file_search_call.results",
+            "code_interpreter_call.outputs",
+            "computer_call_output.output.image_url",
+            "message.input_image.image_url",
+            LOGPROBS,
+        ];
+        if !KNOWN.contains(&include.as_str()) {
+            return Err(format!("'{}', but only these are taken: {}", cut(&include), KNOWN.join(", ")));
+        }
+        Ok(Self(include))
+    }
+}
+
+/// What is done with an input that is too long: it is refused.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "String")]
+struct Truncation;
+
+impl TryFrom<String> for Truncation {
+    type Error = String;
+
+    fn try_from(truncation: String) -> Result<Self, String> {
+        match truncation.as_str() {
+            "disabled" => {}
+            "auto" => warn_object("nothing is cut: an input that is too long is refused"),
+            other => return Err(format!("'{}', but only disabled or auto is served here", cut(other))),
+        }
+        Ok(Self)
+    }
+}
+
+/// The entries of an input, with those that were kept in place of what refers to them.
+fn entries(input: TextOr<Items>, context: &Context, warnings: &mut Warnings) -> Result<Vec<Entry>, BadRequest> {
+    let AtMost(items) = match input {
+        TextOr::Text(content) => return Ok(vec![Entry::Said { role: "user".to_owned(), content }]),
+        TextOr::Parts(items) => items,
+    };
+    let mut entries = Vec::new();
+    for (index, Item(entry)) in items.into_iter().enumerate() {
+        let path = format!("input[{index}]");
+        match entry {
+            None => {}
+            Some(Entry::Reference(id)) => match context.responses.item(&id, context.created) {
+                Some(entry) => entries.push(entry),
+                // A conversation goes on without what was thought.
+                None if id.starts_with("rs_") => {
+                    warnings.add(&path, "this reasoning is kept no longer, and is left out")
+                }
+                None => return Err(not_kept(&format!("{path}.id"), &id)),
+            },
+            Some(entry) => entries.push(entry),
+        }
+    }
+    Ok(entries)
+}
+
+fn not_kept(param: &str, id: &str) -> BadRequest {
+    let problem = format!(
+        "'{}' is not kept here: it is too old, or another conductor's, or was sent with store: false; send store: false and the items themselves",
+        cut(id)
+    );
+    BadRequest::new(param, problem)
 }
 
 impl Format {
@@ -369,13 +440,14 @@ pub(crate) fn taken() -> Vec<(&'static str, Vec<&'static str>)> {
     vec![
         ("ResponsesRequest", taken::<ResponsesRequest>()),
         ("ResponsesStreamOptions", taken::<StreamOptions>()),
-        ("ResponsesTool", taken::<ToolJson>()),
+        ("ResponsesTool", taken::<tools::ToolFields>()),
+        ("InputFormat", taken::<tools::InputFormat>()),
         ("ResponsesToolChoice", taken::<ToolChoiceJson>()),
         ("ResponsesAllowedTool", taken::<AllowedToolFields>()),
         ("TextConfig", taken::<TextConfig>()),
         ("TextFormat", taken::<FormatJson>()),
         ("Reasoning", taken::<Reasoning>()),
-        ("InputItem", taken::<items::Item>()),
+        ("InputItem", taken::<items::ItemFields>()),
         ("InputPart", taken::<items::PartFields>()),
     ]
 }

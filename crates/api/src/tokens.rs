@@ -4,7 +4,7 @@ use baton_proto::v1;
 use serde_json::{Value, json};
 
 use crate::chat::{Message, MessageList, ToolList, conversation, tools};
-use crate::error::{BadRequest, FieldNames};
+use crate::error::{BadRequest, FieldNames, Wording};
 use crate::field::{Ignored, objects, only_true, or_default};
 use crate::tools::ToolChoice;
 
@@ -38,7 +38,7 @@ objects! {
 
 impl TokenizeRequest {
     /// What this API calls fields of the wire.
-    pub const FIELDS: FieldNames = FieldNames::new(&[("text", "prompt")]);
+    pub const FIELDS: FieldNames = FieldNames::new(Wording::OpenAi { prompt: "prompt" }, &[("text", "prompt")]);
 
     /// The prompt.
     ///

@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 
 use crate::error::{BadRequest, Inside, to_json};
 use crate::field::{Stray, cut};
+use crate::warnings::warn_object;
 
 /// Most tools of a body.
 pub(crate) const MAX_TOOLS: usize = 1024;
@@ -76,6 +77,12 @@ impl ToolChoice {
             other => Err(BadRequest::kind(format!("{path}.mode"), other, "auto or required")),
         }
     }
+}
+
+/// Warns that the tool that is being read is left out: it runs at a provider's servers, or its
+/// schema is known to a provider's models alone.
+pub(crate) fn leave_out(kind: &str) {
+    warn_object(&format!("the tool '{}' is left out: only tools that the client describes are served", cut(kind)));
 }
 
 /// The name of a tool that is a function; other kinds are refused. `field` is where the API has it.

@@ -196,7 +196,7 @@ impl ChatAnswer {
         let finish_reason = self.choices[index as usize].finish_reason.as_deref();
         let object = self.object("chat.completion.chunk", vec![ChunkChoice { index, delta, logprobs, finish_reason }]);
         let StreamOptions { include_usage, continuous_usage_stats, .. } = self.head.options;
-        let usage = include_usage.then(|| continuous_usage_stats.then(|| self.so_far.json(None)));
+        let usage = (include_usage == Some(true)).then(|| continuous_usage_stats.then(|| self.so_far.json(None)));
         Chunk { event: None, data: to_json(&Object { usage, ..object }) }
     }
 }
@@ -248,7 +248,7 @@ impl Answer for ChatAnswer {
     }
 
     fn last(&mut self) -> Vec<Chunk> {
-        let usage = self.head.options.include_usage.then(|| {
+        let usage = (self.head.options.include_usage == Some(true)).then(|| {
             let object = self.object::<ChunkChoice<'_>>("chat.completion.chunk", Vec::new());
             let usage = Some(Some(self.usage.json(Some(self.reasoning_tokens))));
             Chunk { event: None, data: to_json(&Object { usage, ..object }) }

@@ -173,11 +173,11 @@ impl CompletionAnswer {
         };
         let is_last = choice.finish_reason.is_some() && self.is_whole();
         let StreamOptions { include_usage, continuous_usage_stats, .. } = self.head.options;
-        let usage = if include_usage {
-            Some(continuous_usage_stats.then(|| self.so_far.json(None)))
-        } else {
-            // Clients that do not ask for it find it in the last chunk.
-            is_last.then(|| Some(self.usage.json(None)))
+        let usage = match include_usage {
+            Some(true) => Some(continuous_usage_stats.then(|| self.so_far.json(None))),
+            Some(false) => None,
+            // Clients that say nothing of it find it in the last chunk.
+            None => is_last.then(|| Some(self.usage.json(None))),
         };
         Some(Chunk { event: None, data: to_json(&Object { usage, ..self.object(vec![choice]) }) })
     }
@@ -242,7 +242,7 @@ impl Answer for CompletionAnswer {
     }
 
     fn last(&mut self) -> Vec<Chunk> {
-        let usage = self.head.options.include_usage.then(|| {
+        let usage = (self.head.options.include_usage == Some(true)).then(|| {
             let usage = Some(Some(self.usage.json(None)));
             Chunk { event: None, data: to_json(&Object { usage, ..self.object::<ChoiceJson<'_>>(Vec::new()) }) }
         });

@@ -7,15 +7,22 @@ use serde::Deserialize;
 
 use crate::chat::{MAX_MESSAGES, MessageList};
 use crate::error::{BadRequest, Inside};
-use crate::field::{AtMost, Ignored, JsonObject, MAX_CONTENT_BYTES, Stray, TextOr, objects, or_default};
+use crate::field::{AtMost, Content, Ignored, JsonObject, MAX_CONTENT_BYTES, TextOr, cut, open_objects, or_default};
+use crate::warnings::{not_shown, warn_not_shown, warn_object};
 
 /// Blocks of text, at most.
 pub(super) type TextBlocks = AtMost<TextBlock, 4096>;
+/// Blocks of any kind, at most.
+type Blocks = AtMost<Block, 4096>;
 
-objects! {
+open_objects! {
     pub(super) struct Message {
         role: String,
-        content: TextOr<AtMost<Block, 4096>>,
+        content: TextOr<Blocks>,
+        #[serde(default, rename = "id")]
+        _id: Ignored,
+        #[serde(default, rename = "cache_control")]
+        _cache_control: Ignored,
     }
 
     /// Of a block of any kind.
@@ -27,9 +34,13 @@ objects! {
         name: Option<String>,
         input: Option<JsonObject<MAX_CONTENT_BYTES>>,
         tool_use_id: Option<String>,
-        content: Option<TextOr<TextBlocks>>,
+        content: Option<Content<Blocks>>,
         #[serde(default, deserialize_with = "or_default")]
         is_error: bool,
+        /// Content of a document, or the place of a search result.
+        source: Option<TextOr<Source>>,
+        title: Option<String>,
+        context: Option<String>,
         #[serde(default, rename = "signature")]
         _signature: Ignored,
         #[serde(default, rename = "data")]
@@ -42,8 +53,19 @@ objects! {
         _caller: Ignored,
         #[serde(default, rename = "toolset_name")]
         _toolset_name: Ignored,
-        #[serde(default, rename = "?")]
-        stray: Stray,
+    }
+
+    /// What a document is.
+    pub(super) struct Source {
+        r#type: String,
+        data: Option<String>,
+        content: Option<Content<Blocks>>,
+        #[serde(default, rename = "media_type")]
+        _media_type: Ignored,
+        #[serde(default, rename = "url")]
+        _url: Ignored,
+        #[serde(default, rename = "file_id")]
+        _file_id: Ignored,
     }
 
     pub(super) struct TextBlockFields {
@@ -53,70 +75,146 @@ objects! {
         _cache_control: Ignored,
         #[serde(default, rename = "citations")]
         _citations: Ignored,
-        #[serde(default, rename = "?")]
-        stray: Stray,
     }
 }
 
-/// A block of a kind that is served; others are refused by name.
+/// A block.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "BlockFields")]
 enum Block {
+    /// Text, a document of text, or a result of a search.
     Text(String),
     Thinking(String),
-    /// Only who wrote it could read it.
-    RedactedThinking,
     ToolUse(v1::ToolCall),
     ToolResult {
         tool_use_id: String,
         said: String,
     },
+    /// What says nothing to the model: what its servers did, and what only they can read.
+    Nothing,
+    /// An image, or another kind that is no text.
+    NoText(String),
 }
+
+/// Kinds of blocks that tell what a provider's servers did for an earlier answer, whose text says
+/// it, too.
+const OF_SERVERS: [&str; 10] = [
+    "server_tool_use",
+    "web_search_tool_result",
+    "web_fetch_tool_result",
+    "code_execution_tool_result",
+    "bash_code_execution_tool_result",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+    "mcp_tool_use",
+    "mcp_tool_result",
+    "tool_reference",
+];
 
 impl TryFrom<BlockFields> for Block {
     type Error = Inside;
 
     fn try_from(fields: BlockFields) -> Result<Self, Inside> {
-        let own: &[_] = match fields.r#type.as_str() {
+        let missing = |field: &str| BadRequest::missing(field);
+        let kind = fields.r#type.clone();
+        let own: &[_] = match kind.as_str() {
             "text" => &["text"],
             "thinking" => &["thinking"],
-            "redacted_thinking" => &[],
             "tool_use" => &["id", "name", "input"],
             "tool_result" => &["tool_use_id", "content", "is_error"],
-            other => {
-                let served = "text, thinking, redacted_thinking, tool_use or tool_result";
-                return Err(BadRequest::kind("type", other, served).into());
+            "document" => &["source", "title", "context"],
+            "search_result" => &["source", "title", "content"],
+            "compaction" => &["content"],
+            // Only who wrote it can read it.
+            "redacted_thinking" => return Ok(Self::Nothing),
+            server if OF_SERVERS.contains(&server) => {
+                warn_object(&format!("the block '{server}' is left out"));
+                return Ok(Self::Nothing);
             }
+            _ => return Ok(Self::no_text(kind)),
         };
-        fields.has_only(own)?;
-        Ok(match fields.r#type.as_str() {
-            "text" => Self::Text(fields.text.ok_or_else(|| BadRequest::missing("text"))?),
-            "thinking" => Self::Thinking(fields.thinking.ok_or_else(|| BadRequest::missing("thinking"))?),
+        fields.warn_of_others(own);
+        Ok(match kind.as_str() {
+            "text" => Self::Text(fields.text.ok_or_else(|| missing("text"))?),
+            "thinking" => Self::Thinking(fields.thinking.ok_or_else(|| missing("thinking"))?),
             "tool_use" => {
-                let JsonObject(input) = fields.input.ok_or_else(|| BadRequest::missing("input"))?;
+                let JsonObject(input) = fields.input.ok_or_else(|| missing("input"))?;
                 Self::ToolUse(v1::ToolCall {
-                    id: fields.id.ok_or_else(|| BadRequest::missing("id"))?,
-                    name: fields.name.ok_or_else(|| BadRequest::missing("name"))?,
+                    id: fields.id.ok_or_else(|| missing("id"))?,
+                    name: fields.name.ok_or_else(|| missing("name"))?,
                     arguments: Box::<str>::from(input).into_string(),
                 })
             }
             "tool_result" => {
-                let said = fields.content.map(text_of).unwrap_or_default();
+                let said = fields.content.map(shown).transpose()?.unwrap_or_default();
                 Self::ToolResult {
-                    tool_use_id: fields.tool_use_id.ok_or_else(|| BadRequest::missing("tool_use_id"))?,
+                    tool_use_id: fields.tool_use_id.ok_or_else(|| missing("tool_use_id"))?,
                     // Templates have no place for it.
                     said: if fields.is_error { format!("Error: {said}") } else { said },
                 }
             }
-            _ => Self::RedactedThinking,
+            "document" => match fields.source.ok_or_else(|| missing("source"))? {
+                TextOr::Text(_) => return Err(BadRequest::new("source", "is no object").into()),
+                TextOr::Parts(source) => {
+                    let kind = format!("document of {}", cut(&source.r#type));
+                    match source.text()? {
+                        Some(text) => Self::Text(lines([fields.title, fields.context, Some(text)])),
+                        None => Self::no_text(kind),
+                    }
+                }
+            },
+            "search_result" => {
+                let source = match fields.source {
+                    Some(TextOr::Text(source)) => Some(source),
+                    _ => None,
+                };
+                Self::Text(lines([fields.title, source, fields.content.map(shown).transpose()?]))
+            }
+            _ => Self::Text(fields.content.map(shown).transpose()?.unwrap_or_default()),
         })
     }
 }
 
+/// Those that there are, as lines.
+fn lines<const N: usize>(texts: [Option<String>; N]) -> String {
+    let texts: Vec<_> = texts.into_iter().flatten().filter(|text| !text.is_empty()).collect();
+    texts.join("\n")
+}
+
+/// The text of what a tool said. Of what is no text it says so much: the model must not take the
+/// result for empty.
+fn shown(content: Content<Blocks>) -> Result<String, BadRequest> {
+    let blocks = match content {
+        Content::Text(text) => return Ok(text),
+        Content::Parts(AtMost(blocks)) => blocks,
+        Content::Object => return Err(BadRequest::new("content", "is neither a text nor a list")),
+    };
+    let text = |block| match block {
+        Block::Text(text) | Block::Thinking(text) => Some(text),
+        Block::NoText(kind) => Some(not_shown(&kind)),
+        Block::ToolUse(_) | Block::ToolResult { .. } | Block::Nothing => None,
+    };
+    let texts: Vec<_> = blocks.into_iter().filter_map(text).collect();
+    Ok(texts.join("\n"))
+}
+
+impl Source {
+    /// None, if it is no text.
+    fn text(self) -> Result<Option<String>, BadRequest> {
+        match self.r#type.as_str() {
+            "text" => Ok(Some(self.data.ok_or_else(|| BadRequest::missing("source.data"))?)),
+            "content" => {
+                let content = self.content.ok_or_else(|| BadRequest::missing("source.content"))?;
+                shown(content).map(Some).map_err(|bad| bad.inside("source"))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
 impl BlockFields {
-    /// Refuses fields of other kinds than its own.
-    fn has_only(&self, own: &[&str]) -> Result<(), BadRequest> {
-        BadRequest::stray(&self.stray)?;
+    /// Warns of fields of other kinds than its own.
+    fn warn_of_others(&self, own: &[&str]) {
         let given = [
             ("text", self.text.is_some()),
             ("thinking", self.thinking.is_some()),
@@ -126,19 +224,29 @@ impl BlockFields {
             ("tool_use_id", self.tool_use_id.is_some()),
             ("content", self.content.is_some()),
             ("is_error", self.is_error),
+            ("source", self.source.is_some()),
+            ("title", self.title.is_some()),
+            ("context", self.context.is_some()),
         ];
-        BadRequest::of_other_kinds(&self.r#type, &given, own)
+        BadRequest::warn_of_other_kinds(&self.r#type, &given, own);
     }
 }
 
 impl Block {
-    fn kind(&self) -> &'static str {
+    /// One of a kind that is no text: who has it refuses it, or leaves it out.
+    fn no_text(kind: String) -> Self {
+        warn_not_shown(&kind);
+        Self::NoText(kind)
+    }
+
+    fn kind(&self) -> &str {
         match self {
             Self::Text(_) => "text",
             Self::Thinking(_) => "thinking",
-            Self::RedactedThinking => "redacted_thinking",
             Self::ToolUse(_) => "tool_use",
             Self::ToolResult { .. } => "tool_result",
+            Self::Nothing => "redacted_thinking",
+            Self::NoText(kind) => kind,
         }
     }
 }
@@ -151,11 +259,10 @@ pub(super) struct TextBlock(String);
 impl TryFrom<TextBlockFields> for TextBlock {
     type Error = Inside;
 
-    fn try_from(TextBlockFields { r#type, text, stray, .. }: TextBlockFields) -> Result<Self, Inside> {
+    fn try_from(TextBlockFields { r#type, text, .. }: TextBlockFields) -> Result<Self, Inside> {
         if r#type != "text" {
             return Err(BadRequest::kind("type", &r#type, "text").into());
         }
-        BadRequest::stray(&stray)?;
         Ok(Self(text.ok_or_else(|| BadRequest::missing("text"))?))
     }
 }
@@ -181,7 +288,7 @@ pub(super) fn conversation(
     if let Some(system) = system {
         conversation.say("system", system);
     }
-    for (index, Message { role, content }) in messages.0.into_iter().enumerate() {
+    for (index, Message { role, content, .. }) in messages.0.into_iter().enumerate() {
         let path = format!("messages[{index}]");
         match (role.as_str(), content) {
             ("user" | "assistant" | "system", TextOr::Text(text)) => conversation.say(&role, text),
@@ -217,10 +324,12 @@ impl Conversation {
         for (index, block) in blocks.into_iter().enumerate() {
             match block {
                 Block::Text(text) => texts.push(text),
+                Block::Nothing => {}
                 Block::ToolResult { tool_use_id, said } if role == "user" => self.tool_result(tool_use_id, said),
                 other => {
-                    let served = if role == "user" { "text or tool_result" } else { "text" };
-                    return Err(BadRequest::kind(format!("{path}.content[{index}].type"), other.kind(), served));
+                    let text = "text, documents of text and search_result";
+                    let served = if role == "user" { format!("tool_result, {text}") } else { text.to_owned() };
+                    return Err(BadRequest::kind(format!("{path}.content[{index}].type"), other.kind(), &served));
                 }
             }
         }
@@ -243,14 +352,14 @@ impl Conversation {
             match block {
                 Block::Text(text) => message.content.push_str(&text),
                 Block::Thinking(thinking) => message.reasoning.push_str(&thinking),
-                Block::RedactedThinking => {}
+                Block::Nothing => {}
                 Block::ToolUse(call) => {
                     self.called.insert(call.id.clone(), call.name.clone());
                     message.tool_calls.push(call);
                 }
-                Block::ToolResult { .. } => {
+                other => {
                     let served = "text, thinking, redacted_thinking or tool_use";
-                    return Err(BadRequest::kind(format!("{path}.content[{index}].type"), "tool_result", served));
+                    return Err(BadRequest::kind(format!("{path}.content[{index}].type"), other.kind(), served));
                 }
             }
         }

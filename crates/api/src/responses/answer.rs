@@ -1,11 +1,17 @@
 //! Answers to `/v1/responses`.
 
+use std::borrow::Cow;
+use std::sync::Arc;
+
 use baton_proto::v1::generate_response::Event as WireEvent;
 use baton_proto::v1::{self, TokenLogprobs};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::conversation::Entry;
 use super::echo::Echo;
+use super::store::ResponseStore;
+use super::tools::{Origin, ToolNames, custom_input};
 use crate::answer::{Answer, Chunk};
 use crate::error::{Failure, to_json};
 use crate::logprobs::{Half, Tokens};
@@ -17,6 +23,14 @@ pub(super) struct ResponsesAnswer {
     /// Number of the next event.
     sequence_number: u64,
     response: Response,
+    kept: Option<Kept>,
+}
+
+/// What is kept of a response beside its output, and where.
+pub(super) struct Kept {
+    pub(super) store: Arc<ResponseStore>,
+    pub(super) input: Vec<Entry>,
+    pub(super) previous: Option<String>,
 }
 
 /// What has come of a response.
@@ -26,6 +40,7 @@ struct Response {
     model: String,
     created: u64,
     echo: Echo,
+    names: ToolNames,
     parts: Parts,
     status: Status,
     usage: Option<v1::Usage>,
@@ -92,9 +107,36 @@ struct OutputTokensDetails {
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Item<'a> {
-    Reasoning { id: String, summary: [(); 0], content: Vec<Content<'a>>, status: &'static str },
-    Message { id: String, role: &'static str, content: Vec<Content<'a>>, status: &'static str },
-    FunctionCall { id: String, call_id: &'a str, name: &'a str, arguments: &'a str, status: &'static str },
+    Reasoning {
+        id: String,
+        summary: [(); 0],
+        content: Vec<Content<'a>>,
+        status: &'static str,
+    },
+    Message {
+        id: String,
+        role: &'static str,
+        content: Vec<Content<'a>>,
+        status: &'static str,
+    },
+    FunctionCall {
+        id: String,
+        call_id: &'a str,
+        name: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<&'a str>,
+        arguments: &'a str,
+        status: &'static str,
+    },
+    CustomToolCall {
+        id: String,
+        call_id: &'a str,
+        name: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<&'a str>,
+        input: String,
+        status: &'static str,
+    },
 }
 
 #[derive(Serialize)]
@@ -134,7 +176,7 @@ struct OfContent<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     part: Option<Content<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    delta: Option<&'a str>,
+    delta: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -143,6 +185,8 @@ struct OfContent<'a> {
     name: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     arguments: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input: Option<&'a str>,
 }
 
 /// Numbers events.
@@ -204,13 +248,19 @@ impl Response {
         let prefix = match kind {
             Kind::Reasoning => "rs",
             Kind::Text => "msg",
+            Kind::Call { name, .. } if self.is_custom(name) => "ctc",
             Kind::Call { .. } => "fc",
         };
         format!("{prefix}_{}_{index}", self.id)
     }
 
+    /// Whether a tool of this name is called with a text.
+    fn is_custom(&self, name: &str) -> bool {
+        self.names.origin(name).is_some_and(|origin| origin.is_custom)
+    }
+
     /// An item that has ended.
-    fn item<'a>(&self, index: usize, part: &'a Part) -> Item<'a> {
+    fn item<'s: 'a, 'a>(&'s self, index: usize, part: &'a Part) -> Item<'a> {
         // The one that an end cut off is the last.
         let is_last = index + 1 == self.parts.list().len();
         let is_cut = matches!(self.status, Status::Incomplete | Status::Failed { .. }) && is_last;
@@ -219,19 +269,45 @@ impl Response {
         self.new_item(index, &part.kind, status, content, &part.text)
     }
 
-    fn new_item<'a>(
-        &self,
+    fn new_item<'s, 'a>(
+        &'s self,
         index: usize,
         kind: &'a Kind,
         status: &'static str,
         content: Vec<Content<'a>>,
         arguments: &'a str,
-    ) -> Item<'a> {
+    ) -> Item<'a>
+    where
+        's: 'a,
+    {
         let id = self.item_id(index, kind);
         match kind {
             Kind::Reasoning => Item::Reasoning { id, summary: [], content, status },
             Kind::Text => Item::Message { id, role: "assistant", content, status },
-            Kind::Call { id: call_id, name, .. } => Item::FunctionCall { id, call_id, name, arguments, status },
+            Kind::Call { id: call_id, name, .. } => match self.names.origin(name) {
+                Some(Origin { namespace, name, is_custom: true }) => {
+                    let input = if arguments.is_empty() { String::new() } else { custom_input(arguments) };
+                    Item::CustomToolCall { id, call_id, name, namespace: namespace.as_deref(), input, status }
+                }
+                Some(Origin { namespace, name, .. }) => {
+                    Item::FunctionCall { id, call_id, name, namespace: namespace.as_deref(), arguments, status }
+                }
+                None => Item::FunctionCall { id, call_id, name, namespace: None, arguments, status },
+            },
+        }
+    }
+
+    /// An item, as later prompts are made of it.
+    fn entry(&self, part: &Part) -> Entry {
+        match &part.kind {
+            Kind::Reasoning => Entry::Thought(part.text.clone()),
+            Kind::Text => Entry::Answered(part.text.clone()),
+            Kind::Call { id, name, .. } => {
+                let origin = self.names.origin(name);
+                let namespace = origin.and_then(|origin| origin.namespace.clone());
+                let name = origin.map_or(name, |origin| &origin.name).clone();
+                Entry::Called { call: v1::ToolCall { id: id.clone(), name, arguments: part.text.clone() }, namespace }
+            }
         }
     }
 
@@ -261,12 +337,14 @@ impl Response {
     }
 
     fn tell_grown(&self, output_index: usize, text: &str, logprobs: &[TokenLogprobs], events: &mut Events<'_>) {
-        let (name, logprobs) = match self.parts.list()[output_index].kind {
+        let (name, logprobs) = match &self.parts.list()[output_index].kind {
+            // Its text lies in JSON: it is told once that has ended.
+            Kind::Call { name, .. } if self.is_custom(name) => return,
             Kind::Reasoning => ("response.reasoning_text.delta", None),
             Kind::Text => ("response.output_text.delta", Some(Tokens(logprobs, Half::Empty))),
             Kind::Call { .. } => ("response.function_call_arguments.delta", None),
         };
-        events.push(name, OfContent { delta: Some(text), logprobs, ..self.of_content(output_index) });
+        events.push(name, OfContent { delta: Some(text.into()), logprobs, ..self.of_content(output_index) });
     }
 
     fn tell_closed(&self, output_index: usize, events: &mut Events<'_>) {
@@ -281,7 +359,14 @@ impl Response {
                 let logprobs = Some(Tokens(&part.logprobs, Half::Empty));
                 events.push("response.output_text.done", OfContent { text: Some(text), logprobs, ..of });
             }
+            Kind::Call { name, .. } if self.is_custom(name) => {
+                let input = custom_input(text);
+                let delta = OfContent { delta: Some(input.as_str().into()), ..self.of_content(output_index) };
+                events.push("response.custom_tool_call_input.delta", delta);
+                events.push("response.custom_tool_call_input.done", OfContent { input: Some(&input), ..of });
+            }
             Kind::Call { name, .. } => {
+                let name = self.names.origin(name).map_or(name.as_str(), |origin| &origin.name);
                 let done = OfContent { arguments: Some(text), name: Some(name), ..of };
                 events.push("response.function_call_arguments.done", done);
             }
@@ -296,17 +381,30 @@ impl Response {
 }
 
 impl ResponsesAnswer {
-    pub(super) fn new(created: u64, streams: bool, echo: Echo) -> Self {
+    pub(super) fn new(created: u64, streams: bool, echo: Echo, names: ToolNames, kept: Option<Kept>) -> Self {
         let response = Response {
             id: String::new(),
             model: String::new(),
             created,
             echo,
+            names,
             parts: Parts::default(),
             status: Status::InProgress,
             usage: None,
         };
-        Self { streams, sequence_number: 0, response }
+        Self { streams, sequence_number: 0, response, kept }
+    }
+
+    /// Keeps what was asked, if its client wants that.
+    fn keep_input(&mut self) {
+        let Some(Kept { store, input, previous }) = &mut self.kept else { return };
+        store.begin(&self.response.id, self.response.created, previous.take(), std::mem::take(input));
+    }
+
+    fn keep_output(&mut self) {
+        let Some(Kept { store, .. }) = self.kept.take() else { return };
+        let output = self.response.parts.list().iter().map(|part| self.response.entry(part)).collect();
+        store.finish(&self.response.id, output);
     }
 
     /// The events of a stream that `tell` gives.
@@ -330,6 +428,7 @@ impl Answer for ResponsesAnswer {
             Some(WireEvent::Accepted(accepted)) => {
                 self.response.id = accepted.request_id;
                 self.response.model = accepted.model;
+                self.keep_input();
                 self.events(|response, events| {
                     events.push("response.created", OfResponse { response: response.json() });
                     events.push("response.in_progress", OfResponse { response: response.json() });
@@ -344,6 +443,7 @@ impl Answer for ResponsesAnswer {
                 let is_cut = finished.finish_reason == "length";
                 self.response.status = if is_cut { Status::Incomplete } else { Status::Completed };
                 let step = self.response.parts.close();
+                self.keep_output();
                 self.tell(step)
             }
             Some(WireEvent::PromptLogprobs(_)) | None => Vec::new(),
@@ -363,6 +463,7 @@ impl Answer for ResponsesAnswer {
     fn failed(&mut self, failure: &Failure) -> Chunk {
         let Failure { status, message, param, .. } = failure;
         let code = match status {
+            _ if failure.code == Some("context_length_exceeded") => "context_length_exceeded",
             429 => "rate_limit_exceeded",
             500.. => "server_error",
             _ => "invalid_prompt",

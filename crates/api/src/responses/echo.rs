@@ -5,7 +5,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::ResponsesRequest;
-use crate::field::JsonObject;
+use super::tools::{ToolEcho, echo};
 use crate::tools::ToolChoice;
 
 #[derive(Serialize)]
@@ -18,13 +18,13 @@ pub(super) struct Echo {
     temperature: f32,
     text: Text,
     tool_choice: Value,
-    tools: Vec<Tool>,
+    tools: Vec<ToolEcho>,
     top_logprobs: u32,
     top_p: f32,
     truncation: &'static str,
     background: bool,
     store: bool,
-    previous_response_id: (),
+    previous_response_id: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -47,15 +47,6 @@ pub(super) enum Format {
     JsonSchema { name: String, description: Option<String>, schema: Box<RawValue>, strict: Option<bool> },
 }
 
-#[derive(Serialize)]
-struct Tool {
-    r#type: &'static str,
-    name: String,
-    description: Option<String>,
-    parameters: Option<Box<RawValue>>,
-    strict: Option<bool>,
-}
-
 fn function(name: &str) -> Value {
     json!({ "type": "function", "name": name })
 }
@@ -63,13 +54,6 @@ fn function(name: &str) -> Value {
 impl Echo {
     pub(super) fn new(request: ResponsesRequest, format: Format, choice: &ToolChoice) -> Self {
         let metadata = request.metadata.0.into_iter().map(|(key, value)| (key, Value::String(value)));
-        let tools = request.tools.0.into_iter().map(|tool| Tool {
-            r#type: "function",
-            name: tool.name.unwrap_or_default(),
-            description: tool.description,
-            parameters: tool.parameters.map(|JsonObject(parameters)| parameters),
-            strict: tool.strict,
-        });
         Self {
             instructions: request.instructions,
             max_output_tokens: request.max_output_tokens,
@@ -89,13 +73,13 @@ impl Echo {
                     json!({ "type": "allowed_tools", "mode": mode, "tools": tools })
                 }
             },
-            tools: tools.collect(),
+            tools: echo(request.tools.0),
             top_logprobs: request.top_logprobs.unwrap_or(0),
             top_p: request.top_p.unwrap_or(1.0),
             truncation: "disabled",
             background: false,
-            store: false,
-            previous_response_id: (),
+            store: request.store.unwrap_or(true),
+            previous_response_id: request.previous_response_id,
         }
     }
 }

@@ -1,262 +1,260 @@
-//! The items of an input, and the conversation that they are to a chat template.
-
-use std::collections::HashMap;
+//! The items of an input, and what a prompt is made of them.
 
 use baton_proto::v1;
 use serde::Deserialize;
+use serde_json::json;
 
+use super::conversation::Entry;
 use crate::error::{BadRequest, Inside};
-use crate::field::{AtMost, Ignored, Stray, TextOr, objects};
+use crate::field::{AtMost, Content, Ignored, JsonObject, MAX_CONTENT_BYTES, open_objects};
+use crate::warnings::{not_shown, warn_not_shown, warn_object};
 
 /// Items of an input, at most.
 pub(super) type Items = AtMost<Item, 65_536>;
 /// Parts of a content, at most.
 type Parts = AtMost<Part, 4096>;
 
-objects! {
-    /// An item of any kind that is served: the fields of all of them.
-    pub(super) struct Item {
+open_objects! {
+    /// An item of any kind: the fields of all of them.
+    pub(super) struct ItemFields {
         r#type: Option<String>,
         role: Option<String>,
-        content: Option<TextOr<Parts>>,
+        content: Option<Content<Parts>>,
         call_id: Option<String>,
         name: Option<String>,
         arguments: Option<String>,
-        output: Option<TextOr<Parts>>,
+        input: Option<String>,
+        output: Option<Content<Parts>>,
         summary: Option<Parts>,
-        #[serde(default, rename = "id")]
-        _id: Ignored,
+        action: Option<JsonObject<MAX_CONTENT_BYTES>>,
+        id: Option<String>,
+        namespace: Option<String>,
         #[serde(default, rename = "status")]
         _status: Ignored,
         #[serde(default, rename = "phase")]
         _phase: Ignored,
         #[serde(default, rename = "encrypted_content")]
         _encrypted_content: Ignored,
-        #[serde(default, rename = "namespace")]
-        _namespace: Ignored,
         #[serde(default, rename = "caller")]
         _caller: Ignored,
-        #[serde(default, rename = "?")]
-        stray: Stray,
+        #[serde(default, rename = "max_output_length")]
+        _max_output_length: Ignored,
     }
 
     pub(super) struct PartFields {
         r#type: String,
         text: Option<String>,
+        refusal: Option<String>,
         #[serde(default, rename = "annotations")]
         _annotations: Ignored,
         #[serde(default, rename = "logprobs")]
         _logprobs: Ignored,
         #[serde(default, rename = "prompt_cache_breakpoint")]
         _prompt_cache_breakpoint: Ignored,
-        #[serde(default, rename = "?")]
-        stray: Stray,
+        #[serde(default, rename = "cache_control")]
+        _cache_control: Ignored,
     }
 }
 
-/// A part of a content: text of one kind or another; what is none is refused by name.
+/// A part of a content.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "PartFields")]
-struct Part {
-    kind: PartKind,
-    text: String,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PartKind {
-    Input,
-    Output,
-    Reasoning,
-    Summary,
-}
-
-impl PartKind {
-    const ALL: [Self; 4] = [Self::Input, Self::Output, Self::Reasoning, Self::Summary];
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Input => "input_text",
-            Self::Output => "output_text",
-            Self::Reasoning => "reasoning_text",
-            Self::Summary => "summary_text",
-        }
-    }
+enum Part {
+    Text(String),
+    /// An image, or another kind that is no text.
+    NoText(String),
 }
 
 impl TryFrom<PartFields> for Part {
     type Error = Inside;
 
-    fn try_from(PartFields { r#type, text, stray, .. }: PartFields) -> Result<Self, Inside> {
-        let kind = PartKind::ALL.into_iter().find(|kind| kind.as_str() == r#type);
-        let kind = kind.ok_or_else(|| BadRequest::kind("type", &r#type, "text"))?;
-        BadRequest::stray(&stray)?;
-        Ok(Self { kind, text: text.ok_or_else(|| BadRequest::missing("text"))? })
-    }
-}
-
-/// The messages of the wire. What the assistant thought, said and called, one after the other, is
-/// one message.
-pub(super) fn conversation(
-    instructions: Option<&str>,
-    input: TextOr<Items>,
-) -> Result<Vec<v1::ChatMessage>, BadRequest> {
-    let mut conversation = Conversation::default();
-    if let Some(instructions) = instructions {
-        conversation.say("system", instructions.to_owned());
-    }
-    match input {
-        TextOr::Text(text) => conversation.say("user", text),
-        TextOr::Parts(AtMost(items)) => {
-            for (index, item) in items.into_iter().enumerate() {
-                conversation.take(&format!("input[{index}]"), item)?;
+    fn try_from(PartFields { r#type, text, refusal, .. }: PartFields) -> Result<Self, Inside> {
+        match r#type.as_str() {
+            "input_text" | "output_text" | "reasoning_text" | "summary_text" | "text" => {
+                Ok(Self::Text(text.ok_or_else(|| BadRequest::missing("text"))?))
+            }
+            "refusal" => Ok(Self::Text(refusal.ok_or_else(|| BadRequest::missing("refusal"))?)),
+            _ => {
+                warn_not_shown(&r#type);
+                Ok(Self::NoText(r#type))
             }
         }
     }
-    conversation.end_turn();
-    Ok(conversation.messages)
 }
 
-#[derive(Default)]
-struct Conversation {
-    messages: Vec<v1::ChatMessage>,
-    /// The assistant's message that more may come to.
-    turn: Option<v1::ChatMessage>,
-    /// Names of the functions that were called, by the ids of the calls: templates show them with
-    /// what the functions said.
-    called: HashMap<String, String>,
-}
+/// An item, as far as a prompt is made of it.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "ItemFields")]
+pub(super) struct Item(pub(super) Option<Entry>);
 
-impl Conversation {
-    fn take(&mut self, path: &str, item: Item) -> Result<(), BadRequest> {
-        let kind = match (&item.r#type, &item.role) {
-            (Some(kind), _) => kind.clone(),
-            (None, Some(_)) => "message".to_owned(),
-            (None, None) => return Err(BadRequest::missing(format!("{path}.type"))),
+/// Kinds of items that tell what a provider's servers did for an earlier answer. Its text says it,
+/// too.
+const OF_SERVERS: [&str; 12] = [
+    "web_search_call",
+    "file_search_call",
+    "code_interpreter_call",
+    "image_generation_call",
+    "computer_call",
+    "computer_call_output",
+    "mcp_list_tools",
+    "mcp_call",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "tool_search_call",
+    "tool_search_output",
+];
+
+impl TryFrom<ItemFields> for Item {
+    type Error = Inside;
+
+    fn try_from(mut item: ItemFields) -> Result<Self, Inside> {
+        let kind = match (item.r#type.take(), &item.role, &item.id) {
+            (Some(kind), _, _) => kind,
+            (None, Some(_), _) => "message".to_owned(),
+            // As OpenAI's own clients may leave it out.
+            (None, None, Some(_)) => "item_reference".to_owned(),
+            (None, None, None) => return Err(BadRequest::missing("type").into()),
         };
-        match kind.as_str() {
-            "message" => self.message(path, item),
-            "function_call" => self.function_call(path, item),
-            "function_call_output" => self.function_call_output(path, item),
-            "reasoning" => self.reasoning(path, item),
-            other => {
-                let served = "message, function_call, function_call_output or reasoning";
-                Err(BadRequest::kind(format!("{path}.type"), other, served))
+        let entry = match kind.as_str() {
+            "message" => item.message()?,
+            "function_call" => item.function_call()?,
+            "custom_tool_call" => item.custom_tool_call()?,
+            "local_shell_call" | "shell_call" => item.shell_call(&kind)?,
+            "function_call_output" | "custom_tool_call_output" | "local_shell_call_output" | "shell_call_output" => {
+                item.call_output(&kind)?
             }
-        }
+            "reasoning" => item.reasoning()?,
+            "item_reference" => Entry::Reference(item.id.ok_or_else(|| BadRequest::missing("id"))?),
+            server if OF_SERVERS.contains(&server) => {
+                warn_object(&format!("the item '{server}' is left out"));
+                return Ok(Self(None));
+            }
+            "compaction" | "compaction_summary" => {
+                let problem =
+                    "'compaction', but only its provider can read what it stands for: send the items themselves";
+                return Err(BadRequest::new("type", problem).into());
+            }
+            other => {
+                let served = "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, reasoning or item_reference";
+                return Err(BadRequest::kind("type", other, served).into());
+            }
+        };
+        Ok(Self(Some(entry)))
     }
+}
 
-    fn message(&mut self, path: &str, item: Item) -> Result<(), BadRequest> {
-        item.has_only(path, "message", &["role", "content"])?;
-        let missing = |field: &str| BadRequest::missing(format!("{path}.{field}"));
-        let role = item.role.ok_or_else(|| missing("role"))?;
-        let content = item.content.ok_or_else(|| missing("content"))?;
-        let text = |separator| text(&format!("{path}.content"), content, &SAID, separator);
+impl ItemFields {
+    fn message(self) -> Result<Entry, BadRequest> {
+        self.warn_of_others("message", &["role", "content"]);
+        let role = self.role.ok_or_else(|| BadRequest::missing("role"))?;
+        let content = self.content.ok_or_else(|| BadRequest::missing("content"))?;
         match role.as_str() {
-            "user" | "system" => self.say(&role, text("\n")?),
+            "assistant" => Ok(Entry::Answered(text("content", content, "")?)),
+            "user" | "system" => Ok(Entry::Said { role, content: text("content", content, "\n")? }),
             // Templates know the older name of the role.
-            "developer" => self.say("system", text("\n")?),
-            "assistant" => {
-                let content = text("")?;
-                self.turn(|turn| turn.content.is_empty() && turn.tool_calls.is_empty()).content = content;
-            }
-            other => {
-                let served = "user, assistant, system or developer";
-                return Err(BadRequest::kind(format!("{path}.role"), other, served));
-            }
+            "developer" => Ok(Entry::Said { role: "system".to_owned(), content: text("content", content, "\n")? }),
+            other => Err(BadRequest::kind("role", other, "user, assistant, system or developer")),
         }
-        Ok(())
     }
 
-    fn function_call(&mut self, path: &str, item: Item) -> Result<(), BadRequest> {
-        item.has_only(path, "function_call", &["call_id", "name", "arguments"])?;
-        let missing = |field: &str| BadRequest::missing(format!("{path}.{field}"));
+    fn function_call(self) -> Result<Entry, BadRequest> {
+        self.warn_of_others("function_call", &["call_id", "name", "arguments"]);
+        let missing = |field: &str| BadRequest::missing(field);
         let call = v1::ToolCall {
-            id: item.call_id.ok_or_else(|| missing("call_id"))?,
-            name: item.name.ok_or_else(|| missing("name"))?,
-            arguments: item.arguments.ok_or_else(|| missing("arguments"))?,
+            id: self.call_id.ok_or_else(|| missing("call_id"))?,
+            name: self.name.ok_or_else(|| missing("name"))?,
+            arguments: self.arguments.ok_or_else(|| missing("arguments"))?,
         };
-        self.called.insert(call.id.clone(), call.name.clone());
-        self.turn(|_| true).tool_calls.push(call);
-        Ok(())
+        Ok(Entry::Called { call, namespace: self.namespace })
     }
 
-    fn function_call_output(&mut self, path: &str, item: Item) -> Result<(), BadRequest> {
-        item.has_only(path, "function_call_output", &["call_id", "name", "output"])?;
-        let missing = |field: &str| BadRequest::missing(format!("{path}.{field}"));
-        let tool_call_id = item.call_id.ok_or_else(|| missing("call_id"))?;
-        let output = item.output.ok_or_else(|| missing("output"))?;
-        let content = text(&format!("{path}.output"), output, &SAID, "\n")?;
-        let name = self.called.get(&tool_call_id).cloned().or(item.name).unwrap_or_default();
-        self.end_turn();
-        let role = "tool".to_owned();
-        self.messages.push(v1::ChatMessage { role, content, name, tool_call_id, ..Default::default() });
-        Ok(())
+    fn custom_tool_call(self) -> Result<Entry, BadRequest> {
+        self.warn_of_others("custom_tool_call", &["call_id", "name", "input"]);
+        let missing = |field: &str| BadRequest::missing(field);
+        let input = self.input.ok_or_else(|| missing("input"))?;
+        let call = v1::ToolCall {
+            id: self.call_id.ok_or_else(|| missing("call_id"))?,
+            name: self.name.ok_or_else(|| missing("name"))?,
+            arguments: json!({ "input": input }).to_string(),
+        };
+        Ok(Entry::Called { call, namespace: self.namespace })
+    }
+
+    fn shell_call(self, kind: &str) -> Result<Entry, BadRequest> {
+        self.warn_of_others(kind, &["call_id", "action"]);
+        let missing = |field: &str| BadRequest::missing(field);
+        let JsonObject(action) = self.action.ok_or_else(|| missing("action"))?;
+        let call = v1::ToolCall {
+            id: self.call_id.or(self.id).ok_or_else(|| missing("call_id"))?,
+            name: kind.trim_end_matches("_call").to_owned(),
+            arguments: Box::<str>::from(action).into_string(),
+        };
+        Ok(Entry::Called { call, namespace: None })
+    }
+
+    fn call_output(self, kind: &str) -> Result<Entry, BadRequest> {
+        self.warn_of_others(kind, &["call_id", "name", "output"]);
+        let missing = |field: &str| BadRequest::missing(field);
+        let call_id = self.call_id.or(self.id).ok_or_else(|| missing("call_id"))?;
+        let content = shown(self.output.ok_or_else(|| missing("output"))?)?;
+        Ok(Entry::Returned { call_id, name: self.name, content })
     }
 
     /// Its text, or what is told of it.
-    fn reasoning(&mut self, path: &str, item: Item) -> Result<(), BadRequest> {
-        item.has_only(path, "reasoning", &["content", "summary"])?;
-        let content = item.content.map(|content| text(&format!("{path}.content"), content, &[PartKind::Reasoning], ""));
-        let summary = item
-            .summary
-            .map(|summary| text(&format!("{path}.summary"), TextOr::Parts(summary), &[PartKind::Summary], "\n"));
-        let content = content.transpose()?;
-        let summary = summary.transpose()?;
-        let thought = content.filter(|content| !content.is_empty()).or(summary).unwrap_or_default();
-        let turn = self.turn(|turn| turn.content.is_empty() && turn.tool_calls.is_empty());
-        turn.reasoning.push_str(&thought);
-        Ok(())
+    fn reasoning(self) -> Result<Entry, BadRequest> {
+        self.warn_of_others("reasoning", &["content", "summary"]);
+        let content = self.content.map(|content| text("content", content, "")).transpose()?;
+        let summary = self.summary.map(|summary| text("summary", Content::Parts(summary), "\n")).transpose()?;
+        Ok(Entry::Thought(content.filter(|content| !content.is_empty()).or(summary).unwrap_or_default()))
     }
 
-    fn say(&mut self, role: &str, content: String) {
-        self.end_turn();
-        self.messages.push(v1::ChatMessage { role: role.to_owned(), content, ..Default::default() });
-    }
-
-    /// The assistant's message: the one that is open, if it goes on, or a new one.
-    fn turn(&mut self, goes_on: impl FnOnce(&v1::ChatMessage) -> bool) -> &mut v1::ChatMessage {
-        if !self.turn.as_ref().is_some_and(goes_on) {
-            self.end_turn();
-        }
-        self.turn.get_or_insert_with(|| v1::ChatMessage { role: "assistant".to_owned(), ..Default::default() })
-    }
-
-    fn end_turn(&mut self) {
-        self.messages.extend(self.turn.take());
-    }
-}
-
-impl Item {
-    /// Refuses fields of other kinds than its own.
-    fn has_only(&self, path: &str, kind: &str, own: &[&str]) -> Result<(), BadRequest> {
-        BadRequest::stray(&self.stray).map_err(|bad| bad.inside(path))?;
+    /// Warns of fields of other kinds than its own.
+    fn warn_of_others(&self, kind: &str, own: &[&str]) {
         let given = [
             ("role", self.role.is_some()),
             ("content", self.content.is_some()),
             ("call_id", self.call_id.is_some()),
             ("name", self.name.is_some()),
             ("arguments", self.arguments.is_some()),
+            ("input", self.input.is_some()),
             ("output", self.output.is_some()),
             ("summary", self.summary.is_some()),
+            ("action", self.action.is_some()),
         ];
-        BadRequest::of_other_kinds(kind, &given, own).map_err(|bad| bad.inside(path))
+        BadRequest::warn_of_other_kinds(kind, &given, own);
     }
 }
 
-/// Kinds of parts of what was said.
-const SAID: [PartKind; 2] = [PartKind::Input, PartKind::Output];
-
-/// A text, or parts of these kinds, joined.
-fn text(path: &str, content: TextOr<Parts>, kinds: &[PartKind], separator: &str) -> Result<String, BadRequest> {
-    let AtMost(parts) = match content {
-        TextOr::Text(text) => return Ok(text),
-        TextOr::Parts(parts) => parts,
+/// A text, or parts of it, joined; what is no text is refused by name.
+fn text(field: &str, content: Content<Parts>, separator: &str) -> Result<String, BadRequest> {
+    let parts = match content {
+        Content::Text(text) => return Ok(text),
+        Content::Parts(AtMost(parts)) => parts,
+        Content::Object => return Err(BadRequest::new(field, "is neither a text nor a list")),
     };
-    if let Some(index) = parts.iter().position(|part| !kinds.contains(&part.kind)) {
-        let served: Vec<_> = kinds.iter().map(|kind| kind.as_str()).collect();
-        let kind = parts[index].kind.as_str();
-        return Err(BadRequest::kind(format!("{path}[{index}].type"), kind, &served.join(" or ")));
-    }
-    let texts: Vec<_> = parts.into_iter().map(|part| part.text).collect();
-    Ok(texts.join(separator))
+    let numbered = parts.into_iter().enumerate();
+    let texts = numbered.map(|(index, part)| match part {
+        Part::Text(text) => Ok(text),
+        Part::NoText(kind) => {
+            let served = "input_text, output_text, refusal, reasoning_text or summary_text";
+            Err(BadRequest::kind(format!("{field}[{index}].type"), &kind, served))
+        }
+    });
+    Ok(texts.collect::<Result<Vec<_>, _>>()?.join(separator))
+}
+
+/// The text of what a function said. Of what is no text it says so much: the model must not take
+/// the output for empty.
+fn shown(output: Content<Parts>) -> Result<String, BadRequest> {
+    let parts = match output {
+        Content::Text(text) => return Ok(text),
+        Content::Parts(AtMost(parts)) => parts,
+        Content::Object => return Err(BadRequest::new("output", "is neither a text nor a list")),
+    };
+    let text = |part| match part {
+        Part::Text(text) => text,
+        Part::NoText(kind) => not_shown(&kind),
+    };
+    let texts: Vec<_> = parts.into_iter().map(text).collect();
+    Ok(texts.join("\n"))
 }

@@ -1,6 +1,6 @@
 //! OpenAI's completions.
 
-use baton_api::{ChatRequest, CompletionRequest, Failure, TokenizeRequest, read};
+use baton_api::{ChatRequest, CompletionRequest, Failure, TokenizeRequest};
 use baton_proto::v1::generate_request::Prompt;
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::structured_output::Form;
@@ -60,8 +60,9 @@ fn chat_body_becomes_prompt_messages() {
 
 #[test]
 fn unsupported_completion_values_are_refused_by_param() {
-    let completion =
-        |body: Value| read::<CompletionRequest>(body.to_string().as_bytes()).unwrap().call(context()).err().unwrap();
+    let completion = |body: Value| {
+        read::<CompletionRequest>(body.to_string().as_bytes()).and_then(|it| it.call(context())).err().unwrap()
+    };
     assert_eq!(completion(json!({"prompt": "x", "n": 129})).param, "n");
     assert_eq!(completion(json!({"prompt": vec!["x"; 100], "n": 11})).param, "n");
     assert_eq!(completion(json!({"prompt": ["x", "y"], "n": 65, "echo": true})).param, "n");
@@ -82,7 +83,6 @@ fn unsupported_completion_values_are_refused_by_param() {
     assert_eq!(chat("tools", json!([{"type": "custom", "custom": {"name": "x"}}])), "tools[0].type");
     assert_eq!(chat("tools", json!([tool("a b")])), "tools[0].function.name");
     assert_eq!(chat("tools", json!([tool("a"), tool("a")])), "tools[1].function.name");
-    assert_eq!(chat("tools", json!([{"type": "function", "function": {"name": "f"}, "x": 1}])), "tools[0].x");
     assert_eq!(chat("tool_choice", json!("required")), "tool_choice");
     assert_eq!(chat("tool_choice", json!("some")), "tool_choice");
     assert_eq!(chat("tool_choice", json!({"type": "function", "function": {"name": "f"}})), "tool_choice");
@@ -115,8 +115,6 @@ fn unsupported_completion_values_are_refused_by_param() {
         chat("messages", json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])),
         "messages[0].content[0].type"
     );
-    let part = json!({"type": "text", "text": "x", "size": 1});
-    assert_eq!(chat("messages", json!([{"role": "user", "content": [part]}])), "messages[0].content[0].size");
     let call = json!({"id": "1", "type": "custom", "custom": {}});
     assert_eq!(
         chat("messages", json!([{"role": "assistant", "tool_calls": [call]}])),
@@ -197,6 +195,9 @@ fn completion_stream_ends_with_usage() {
         (&plain[2]["choices"][0]["finish_reason"], &plain[2]["usage"]["completion_tokens"]),
         (&json!("stop"), &json!(2))
     );
+    let never = json!({"stream": true, "prompt": "x", "stream_options": {"include_usage": false}});
+    let never = streamed(completion(never), brought(false));
+    assert!(never.len() == 3 && never.iter().all(|chunk| chunk.get("usage").is_none()), "{never:?}");
     let options = json!({"include_usage": true, "include_obfuscation": false});
     let asked = streamed(completion(json!({"prompt": "x", "stream": true, "stream_options": options})), brought(false));
     assert_eq!((asked.len(), &asked[0]["usage"], &asked[3]["choices"]), (4, &Value::Null, &json!([])));
@@ -489,4 +490,30 @@ fn best_of_keeps_answers_of_best_mean_logprob() {
     let told: Vec<_> = choices.iter().map(|c| (&c["index"], &c["text"], &c["logprobs"])).collect();
     assert_eq!(told, [(&json!(0), &json!("cd"), &Value::Null), (&json!(1), &json!("b"), &Value::Null)]);
     assert_eq!(body["usage"]["completion_tokens"], 12, "all that were generated");
+}
+
+#[test]
+fn count_out_of_range_is_told_what_is_taken() {
+    let problem = |field: &str, value: Value| {
+        let mut body = json!({"messages": []});
+        body[field] = value;
+        let bad = read::<ChatRequest>(body.to_string().as_bytes()).unwrap_err();
+        assert_eq!(bad.param, field);
+        bad.problem
+    };
+    for field in ["max_tokens", "max_completion_tokens"] {
+        assert_eq!(problem(field, json!(-5)), "-5, but must be at least 1");
+        assert_eq!(problem(field, json!(0)), "0, but must be at least 1");
+        assert_eq!(problem(field, json!(1_i64 << 40)), "1099511627776, but at most 4294967295 is taken");
+    }
+    assert_eq!(problem("n", json!(0)), "0, but must be from 1 to 128");
+    assert_eq!(problem("n", json!(-1)), "-1, but must be from 1 to 128");
+    assert_eq!(problem("top_logprobs", json!(21)), "21, but must be from 0 to 20");
+    let completion = |body: Value| {
+        let body = read::<CompletionRequest>(body.to_string().as_bytes());
+        body.and_then(|body| body.call(context())).err().unwrap().problem
+    };
+    assert_eq!(completion(json!({"prompt": "x", "max_tokens": -5})), "-5, but must be at least 1, or 0 with echo");
+    assert_eq!(completion(json!({"prompt": "x", "max_tokens": 0})), "0, but must be at least 1, or 0 with echo");
+    assert_eq!(completion(json!({"prompt": "x", "max_tokens": -5, "echo": true})), "-5, but must be at least 0");
 }

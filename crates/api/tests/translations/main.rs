@@ -1,5 +1,6 @@
 //! Bodies in, answers out: every API, whole and as a stream.
 
+mod agents;
 mod completions;
 mod messages;
 mod responses;

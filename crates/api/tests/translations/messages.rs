@@ -1,6 +1,6 @@
 //! Anthropic's messages.
 
-use baton_api::{Call, Failure, MessagesRequest, counted, read};
+use baton_api::{Call, Failure, MessagesRequest, counted};
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::structured_output::Form;
 use baton_proto::v1::tool_choice::Choice;
@@ -113,8 +113,7 @@ fn unsupported_messages_values_are_refused_by_param() {
     let blocks = |role: &str, block: Value| bad(json!({"messages": [{"role": role, "content": [block]}]}));
     assert_eq!(bad(json!({"max_tokens": null})), "max_tokens");
     assert_eq!(bad(json!({"messages": [], "system": "x"})), "messages");
-    let edits = json!([{"type": "clear_thinking_20251015"}]);
-    assert_eq!(bad(json!({ "context_management": {"edits": edits} })), "context_management.edits[0]");
+    assert_eq!(bad(json!({ "context_management": {"edits": [{"keep": "all"}]} })), "context_management.edits[0].type");
     for nothing in [json!(null), json!({}), json!({"edits": []})] {
         messages(json!({ "context_management": nothing }));
     }
@@ -123,21 +122,22 @@ fn unsupported_messages_values_are_refused_by_param() {
     assert_eq!(bad(json!({"messages": [{"role": "assistant", "content": "x"}]})), "messages");
     let image = json!({"type": "image", "source": {"type": "url", "url": "x"}});
     assert_eq!(blocks("user", image.clone()), "messages[0].content[0].type");
-    assert_eq!(blocks("assistant", json!({"type": "server_tool_use", "id": "x"})), "messages[0].content[0].type");
+    assert_eq!(blocks("assistant", json!({"type": "tool_results", "id": "x"})), "messages[0].content[0].type");
     assert_eq!(
         blocks("user", json!({"type": "tool_use", "id": "x", "name": "f", "input": {}})),
         "messages[0].content[0].type"
     );
-    let result = json!({"type": "tool_result", "tool_use_id": "c", "content": [image]});
-    assert_eq!(blocks("user", result), "messages[0].content[0].content[0].type");
-    assert_eq!(blocks("user", json!({"type": "text", "text": "x", "size": 1})), "messages[0].content[0].size");
-    assert_eq!(blocks("user", json!({"type": "text", "text": "x", "id": "1"})), "messages[0].content[0].id");
+    let pdf = json!({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "x"}});
+    assert_eq!(blocks("user", pdf), "messages[0].content[0].type");
+    let document = json!({"type": "document", "source": {"type": "text"}});
+    assert_eq!(blocks("user", document), "messages[0].content[0].source.data");
     assert_eq!(blocks("user", json!({"type": "tool_result"})), "messages[0].content[0].tool_use_id");
     assert_eq!(
         blocks("assistant", json!({"type": "tool_use", "id": "x", "name": "f", "input": []})),
         "messages[0].content[0].input"
     );
-    assert_eq!(bad(json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]})), "tools[0].type");
+    assert_eq!(bad(json!({"tools": [{"type": "other", "name": "f", "input_schema": {}}]})), "tools[0].type");
+    assert_eq!(bad(json!({"tools": [{"type": "function", "function": {"name": "f"}}]})), "tools[0].type");
     assert_eq!(bad(json!({"tools": [{"name": "f"}]})), "tools[0].input_schema");
     assert_eq!(bad(json!({"tool_choice": {"type": "any"}})), "tool_choice");
     assert_eq!(bad(json!({"tool_choice": {"type": "tool"}})), "tool_choice.name");
@@ -147,7 +147,8 @@ fn unsupported_messages_values_are_refused_by_param() {
     assert_eq!(bad(json!({"output_format": {"type": "json_schema"}})), "output_format.schema");
     assert_eq!(bad(json!({"system": [{"type": "image"}]})), "system[0].type");
     assert_eq!(bad(json!({"system": {"text": "x"}})), "system");
-    assert_eq!(bad(json!({"mcp_servers": []})), "mcp_servers");
+    assert_eq!(bad(json!({"mcp_servers": [{"type": "url", "url": "x", "name": "y"}]})), "mcp_servers[0]");
+    assert_eq!(bad(json!({"max_tokens": 0})), "max_tokens");
 }
 
 #[test]

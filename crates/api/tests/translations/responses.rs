@@ -1,6 +1,6 @@
 //! OpenAI's responses.
 
-use baton_api::{Call, Failure, ResponsesRequest, read};
+use baton_api::{Call, Failure, ResponsesRequest};
 use baton_proto::v1::structured_output::Form;
 use baton_proto::v1::tool_choice::Choice;
 use baton_proto::v1::{self, ToolCall};
@@ -128,9 +128,9 @@ fn unsupported_responses_values_are_refused_by_param() {
     assert_eq!(bad(json!({"conversation": "c"})), "conversation");
     assert_eq!(bad(json!({"prompt": {"id": "p"}})), "prompt");
     assert_eq!(bad(json!({"background": true})), "background");
-    assert_eq!(bad(json!({"truncation": "auto"})), "truncation");
-    assert_eq!(bad(json!({"include": ["file_search_call.results"]})), "include");
-    assert_eq!(bad(json!({"tools": [{"type": "web_search", "filters": {}}]})), "tools[0].type");
+    assert_eq!(bad(json!({"truncation": "some"})), "truncation");
+    assert_eq!(bad(json!({"include": ["colours"]})), "include[0]");
+    assert_eq!(bad(json!({"tools": [{"type": "functions", "name": "f", "parameters": {}}]})), "tools[0].type");
     assert_eq!(bad(json!({"tools": [{"type": "function"}]})), "tools[0].name");
     assert_eq!(bad(json!({"tool_choice": "required"})), "tool_choice");
     assert_eq!(bad(json!({"tool_choice": {"type": "allowed_tools", "mode": "auto"}})), "tool_choice.tools");
@@ -142,13 +142,11 @@ fn unsupported_responses_values_are_refused_by_param() {
     assert_eq!(bad(json!({"reasoning": {"effort": "huge"}})), "reasoning.effort");
     assert_eq!(bad(json!({"metadata": {"a": 1}})), "metadata.a");
     let item = |item: Value| bad(json!({ "input": [item] }));
-    assert_eq!(item(json!({"id": "x"})), "input[0].type");
-    assert_eq!(item(json!({"type": "item_reference", "id": "x"})), "input[0].type");
-    assert_eq!(item(json!({"type": "computer_call", "action": {}})), "input[0].type");
+    assert_eq!(item(json!({"status": "x"})), "input[0].type");
+    assert_eq!(item(json!({"type": "mesage", "role": "user", "content": "x"})), "input[0].type");
+    assert_eq!(item(json!({"type": "compaction", "encrypted_content": "x"})), "input[0].type");
     assert_eq!(item(json!({"role": "tool", "content": "x"})), "input[0].role");
     assert_eq!(item(json!({"role": "user"})), "input[0].content");
-    assert_eq!(item(json!({"role": "user", "content": "x", "size": 1})), "input[0].size");
-    assert_eq!(item(json!({"role": "user", "content": "x", "call_id": "1"})), "input[0].call_id");
     let image = json!([{"type": "input_image", "image_url": "x"}]);
     assert_eq!(item(json!({"role": "user", "content": image})), "input[0].content[0].type");
     assert_eq!(item(json!({"type": "function_call_output", "call_id": "1"})), "input[0].output");
@@ -176,7 +174,7 @@ fn expected(status: &str, output: Value, usage: Value) -> Value {
         "metadata": {"k": "v"}, "parallel_tool_calls": true, "reasoning": {"effort": null, "summary": null},
         "temperature": 1.0, "text": {"format": {"type": "text"}}, "tool_choice": "auto",
         "tools": [{"type": "function", "name": "f", "description": null, "parameters": {"type": "object"}, "strict": true}],
-        "top_logprobs": 0, "top_p": 1.0, "truncation": "disabled", "background": false, "store": false,
+        "top_logprobs": 0, "top_p": 1.0, "truncation": "disabled", "background": false, "store": true,
         "previous_response_id": null,
     })
 }

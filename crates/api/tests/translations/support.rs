@@ -2,16 +2,33 @@
 
 use std::sync::Arc;
 
-use baton_api::{Call, ChatRequest, Chunk, CompletionRequest, Context, read};
+use baton_api::{BadRequest, Call, ChatRequest, Chunk, CompletionRequest, Context, ResponseStore};
 use baton_proto::v1::generate_request::Prompt;
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::structured_output::Form;
 use baton_proto::v1::{self, TokenLogprobs, TopLogprob};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 pub fn context() -> Context {
+    keeping(&Arc::new(ResponseStore::new(1 << 20, 60)))
+}
+
+/// One whose responses are kept there.
+pub fn keeping(responses: &Arc<ResponseStore>) -> Context {
     let decode = |tokens: &[u32]| tokens.iter().map(|token| format!("<{token}>")).collect();
-    Context { created: 7, decode: Arc::new(decode) }
+    Context { created: 7, decode: Arc::new(decode), responses: Arc::clone(responses) }
+}
+
+/// A body, without what was left out of it.
+pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, BadRequest> {
+    baton_api::read(body).map(|(read, _)| read)
+}
+
+/// What was left out of a body.
+pub fn left_out<T: DeserializeOwned>(body: &Value) -> String {
+    let (_, warnings) = baton_api::read::<T>(body.to_string().as_bytes()).expect("a body");
+    warnings.line()
 }
 
 pub fn completion(body: Value) -> Call {

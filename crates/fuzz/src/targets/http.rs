@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use baton_api::{
     Call, ChatRequest, CompletionRequest, Context, DetokenizeRequest, ErrorForm, Failure, MessagesRequest,
-    ResponsesRequest, TokenizeRequest, read, tokenized,
+    ResponseStore, ResponsesRequest, TokenizeRequest, read, tokenized,
 };
 use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
@@ -64,12 +64,12 @@ pub(super) const WORDS: &[&str] = &[
 pub(super) fn body(input: &[u8]) {
     let (api, body) = choice(input, 7);
     let refused = match api {
-        0 => read::<ChatRequest>(body).and_then(|request| request.call(context())).map(answer),
-        1 => read::<CompletionRequest>(body).and_then(|request| request.call(context())).map(answer),
-        2 => read::<ResponsesRequest>(body).and_then(|request| request.call(context())).map(answer),
-        3 => read::<MessagesRequest>(body).and_then(MessagesRequest::call).map(answer),
-        4 => read::<MessagesRequest>(body).and_then(|mut request| request.prompt()).map(drop),
-        5 => read::<TokenizeRequest>(body).and_then(TokenizeRequest::prompt).map(|(_, texts)| {
+        0 => read::<ChatRequest>(body).and_then(|(request, _)| request.call(context())).map(answer),
+        1 => read::<CompletionRequest>(body).and_then(|(request, _)| request.call(context())).map(answer),
+        2 => read::<ResponsesRequest>(body).and_then(|(request, _)| request.call(context())).map(answer),
+        3 => read::<MessagesRequest>(body).and_then(|(request, _)| request.call()).map(answer),
+        4 => read::<MessagesRequest>(body).and_then(|(mut request, _)| request.prompt()).map(drop),
+        5 => read::<TokenizeRequest>(body).and_then(|(request, _)| request.prompt()).map(|(_, texts)| {
             tokenized(&[1], 10, texts.then(Vec::new));
         }),
         _ => read::<DetokenizeRequest>(body).map(drop),
@@ -77,14 +77,15 @@ pub(super) fn body(input: &[u8]) {
     if let Err(bad) = refused {
         let failure = Failure::from(bad);
         for form in [ErrorForm::OpenAi, ErrorForm::Anthropic] {
-            let said = form.body(&failure);
+            let said = form.body(&failure, "id");
             assert!(said.len() < 4096, "an error repeats the body: {} bytes", said.len());
         }
     }
 }
 
 fn context() -> Context {
-    Context { created: 7, decode: Arc::new(|tokens: &[u32]| "x".repeat(tokens.len().min(100))) }
+    let responses = Arc::new(ResponseStore::new(1 << 20, 60));
+    Context { created: 7, decode: Arc::new(|tokens: &[u32]| "x".repeat(tokens.len().min(100))), responses }
 }
 
 /// Answers the call as nodes would.
