@@ -19,9 +19,14 @@ pub enum GenerateError {
         /// What is wrong with it and what is taken.
         problem: String,
     },
-    /// The prompt leaves no room in the context for an answer: how long it is, and what is taken.
-    #[error("prompt: {0}")]
-    TooLong(String),
+    /// The prompt leaves no room for an answer.
+    #[error("prompt: {problem}")]
+    TooLong {
+        /// How long it is, and what is taken.
+        problem: String,
+        /// Whether the model's context has room: then the nodes are too small.
+        fits_context: bool,
+    },
     /// Something that the request names does not exist.
     #[error("{field}: {problem}")]
     NotFound {
@@ -49,7 +54,7 @@ impl GenerateError {
     /// What to do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Invalid { .. } | Self::TooLong(_) => ErrorKind::Invalid,
+            Self::Invalid { .. } | Self::TooLong { .. } => ErrorKind::Invalid,
             Self::NotFound { .. } => ErrorKind::NotFound,
             Self::Frontend { kind, .. } => *kind,
             Self::Request(error) => error.kind(),
@@ -62,7 +67,8 @@ impl GenerateError {
     /// The stage that rejected it, if it was not admitted.
     pub fn stage(&self) -> &'static str {
         match self {
-            Self::Invalid { .. } | Self::TooLong(_) | Self::NotFound { .. } => "validation",
+            Self::TooLong { fits_context: true, .. } => "placement",
+            Self::Invalid { .. } | Self::TooLong { .. } | Self::NotFound { .. } => "validation",
             Self::Frontend { .. } | Self::Request(RequestError::GoingDown) => "conductor",
             Self::Request(error) if error.kind() == ErrorKind::Overloaded => "admission",
             Self::Request(_) => "placement",

@@ -77,7 +77,7 @@ pub const METRICS: &[MetricDoc] = &[
         REJECTIONS,
         MetricKind::Counter,
         &["kind", "stage"],
-        "Requests rejected before any work, by kind of error and stage: validation (invalid request), conductor (its own limits, or its drain), admission (policy, or no room in the cluster), placement (no node or no leader).",
+        "Requests rejected before any work, by kind of error and stage: validation (invalid request), conductor (its own limits, or its drain), admission (policy, or no room in the cluster), placement (no node or no leader, or a prompt longer than the nodes hold).",
     ),
     doc(ATTACHED, MetricKind::Counter, &[], "Requests answered from an earlier request with the same idempotency key."),
     doc(

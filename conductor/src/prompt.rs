@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use baton_proto::v1;
 use baton_proto::v1::generate_request::Prompt as WirePrompt;
-use baton_scheduler::SequenceLimits as Limits;
+use baton_scheduler::{Refusal, RequestError, SequenceLimits as Limits};
 use baton_text::{ChatMessage, ChatTemplate, Conversation, EncodeOptions, StopStrings, TextError, Tokenizer, ToolCall};
 use baton_types::{
     ErrorKind, InvalidSampling, MAX_BAD_WORDS, MAX_GRAMMAR_BYTES, SamplingParams, Slo, Tbt, TokenId, Ttft,
@@ -62,7 +62,7 @@ impl CappedBy {
     /// Every one.
     pub const ALL: [Self; 2] = [Self::Context, Self::Nodes];
 
-    /// Its name in metrics.
+    /// Name of the reason in metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Context => "context",
@@ -141,7 +141,7 @@ impl TextModel {
         if least <= limits.prompt_soon as usize {
             return Ok(());
         }
-        Err(too_long(format!("{bytes} bytes of text are at least {least} tokens"), limits))
+        Err(too_long(least, format!("{bytes} bytes of text are at least {least} tokens"), limits))
     }
 
     /// Checks a request and tokenizes its prompt. Takes milliseconds for a long prompt: not for the
@@ -408,7 +408,7 @@ fn text_error(field: &'static str, error: &TextError) -> GenerateError {
 }
 
 /// Says how much of the context can be had.
-fn too_long(found: String, limits: Limits) -> GenerateError {
+fn too_long(tokens: usize, found: String, limits: Limits) -> GenerateError {
     let context = limits.context_length;
     let most = limits.prompt_soon.saturating_add(1);
     let holds = if most < context {
@@ -416,7 +416,8 @@ fn too_long(found: String, limits: Limits) -> GenerateError {
     } else {
         format!("the context holds {context}")
     };
-    GenerateError::TooLong(format!("{found}, but {holds}, the output included"))
+    let problem = format!("{found}, but {holds}, the output included");
+    GenerateError::TooLong { problem, fits_context: tokens < context as usize }
 }
 
 fn check_tokens(tokens: &[TokenId], limits: Limits) -> Result<(), GenerateError> {
@@ -425,13 +426,14 @@ fn check_tokens(tokens: &[TokenId], limits: Limits) -> Result<(), GenerateError>
     }
     let n = tokens.len();
     if n > limits.prompt_soon as usize {
-        return Err(too_long(format!("{n} tokens"), limits));
+        return Err(too_long(n, format!("{n} tokens"), limits));
     }
     if n > limits.prompt as usize {
         let most = limits.prompt;
         let message = format!("prompt: {n} tokens, but the nodes that are ready hold {most} at most");
         let retry_after = Some(Duration::from_secs(1));
-        return Err(GenerateError::Frontend { kind: ErrorKind::Unavailable, message, retry_after });
+        let refusal = Refusal { kind: ErrorKind::Unavailable, message, retry_after, hold: None, objective: None };
+        return Err(RequestError::Refused(refusal).into());
     }
     if let Some(position) = tokens.iter().position(|&id| id >= limits.vocab_size) {
         let id = tokens[position];
@@ -514,7 +516,7 @@ pub(crate) mod tests {
     fn field(request: v1::GenerateRequest) -> (&'static str, String) {
         match model().tokenized(request, LIMITS, 1).err().unwrap() {
             GenerateError::Invalid { field, problem } | GenerateError::NotFound { field, problem } => (field, problem),
-            GenerateError::TooLong(problem) => ("too long", problem),
+            GenerateError::TooLong { problem, .. } => ("too long", problem),
             other => panic!("{other:?}"),
         }
     }
@@ -540,10 +542,14 @@ pub(crate) mod tests {
     #[test]
     fn prompt_is_refused_for_good_only_if_no_node_that_may_return_holds_it() {
         let limits = Limits { sequence: 64, prompt: 63, prompt_soon: 100, ..LIMITS };
-        let kind = |tokens: usize| check_tokens(&vec![1; tokens], limits).map_err(|error| error.kind());
-        assert_eq!(kind(63), Ok(()));
-        assert_eq!(kind(64), Err(ErrorKind::Unavailable), "a larger node may be back soon");
-        assert_eq!(kind(101), Err(ErrorKind::Invalid));
+        let refused = |tokens: usize, context_length| {
+            let limits = Limits { context_length, ..limits };
+            check_tokens(&vec![1; tokens], limits).err().map(|error| (error.kind(), error.stage()))
+        };
+        assert_eq!(refused(63, 64), None);
+        assert_eq!(refused(64, 200), Some((ErrorKind::Unavailable, "placement")), "a larger node may be back soon");
+        assert_eq!(refused(101, 200), Some((ErrorKind::Invalid, "placement")), "the nodes are too small");
+        assert_eq!(refused(200, 200), Some((ErrorKind::Invalid, "validation")), "so is the context");
     }
 
     #[test]

@@ -16,7 +16,7 @@ const CONTEXT: u32 = 131_072;
 const REQUESTS: usize = 50;
 const ANSWER: &str = "An answer that ends by itself.";
 
-/// Its status is 200, or the body says why not.
+/// Posts a request that must be served; gives its answer.
 async fn post(cluster: &Cluster, path: &str, body: Value) -> anyhow::Result<Value> {
     let HttpAnswer { status, body, .. } = cluster.http_with(path, &[], Some(&body.to_string())).await?;
     anyhow::ensure!(status == 200, "{path}: {status}: {body}");
@@ -70,20 +70,13 @@ async fn requests_without_a_limit_are_served_over_each_api() -> anyhow::Result<(
     let tokens: Vec<u32> = [258].into_iter().chain("assistant\n".bytes().map(u32::from)).collect();
     let completion = json!({"prompt": tokens, "max_tokens": 1_000_000});
     let apis = [
-        ("/v1/chat/completions", &chat),
-        ("/v1/responses", &response),
-        ("/v1/messages", &anthropic),
-        ("/v1/completions", &completion),
+        ("/v1/chat/completions", &chat, "/choices/0/message/content"),
+        ("/v1/responses", &response, "/output/0/content/0/text"),
+        ("/v1/messages", &anthropic, "/content/0/text"),
+        ("/v1/completions", &completion, "/choices/0/text"),
     ];
-    for (path, body) in apis {
+    for (path, body, text) in apis {
         let whole = try_join_all((0..REQUESTS).map(|_| post(&cluster, path, body.clone()))).await?;
-        let texts = [
-            ("/v1/chat/completions", "/choices/0/message/content"),
-            ("/v1/responses", "/output/0/content/0/text"),
-            ("/v1/messages", "/content/0/text"),
-            ("/v1/completions", "/choices/0/text"),
-        ];
-        let text = texts.iter().find(|(of, _)| *of == path).map(|(_, text)| *text).context("its text")?;
         assert!(whole.iter().all(|answer| answer.pointer(text) == Some(&json!(ANSWER))), "{path}: {}", whole[0]);
     }
     let asks = (0..REQUESTS).map(|_| cluster.ask(Ask::user("Say something.").max_tokens(u32::MAX)));
@@ -96,6 +89,9 @@ async fn requests_without_a_limit_are_served_over_each_api() -> anyhow::Result<(
     let refused = cluster.http_with("/v1/chat/completions", &[], Some(&long.to_string())).await?;
     assert_eq!(refused.status, 400, "{}", refused.body);
     assert!(refused.body.contains("context_length_exceeded"), "{}", refused.body);
+    // The alert for nodes that are too small goes by this.
+    let rejections = "baton_conductor_rejections_total{kind=\"invalid\",stage=\"placement\"}";
+    assert_eq!(cluster.conductor.metric(rejections).await? as usize, 1);
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await
 }

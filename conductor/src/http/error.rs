@@ -54,7 +54,7 @@ impl HttpError {
         let failure = match error {
             GenerateError::Invalid { field, problem } => wrong(field, problem, None),
             GenerateError::NotFound { field, problem } => wrong(field, problem, Some("model_not_found")),
-            GenerateError::TooLong(problem) => wrong("prompt", problem, Some("context_length_exceeded")),
+            GenerateError::TooLong { problem, .. } => wrong("prompt", problem, Some("context_length_exceeded")),
             _ => Failure::new(status, error.told()),
         };
         // Its client does not wait any longer, or more nodes may die of it; and it would be
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn http_error_has_status_code_and_param() {
         let failure = |error: GenerateError| HttpError::of(&error, baton_api::MessagesRequest::FIELDS).failure;
-        let long = failure(GenerateError::TooLong("9 tokens".to_owned()));
+        let long = failure(GenerateError::TooLong { problem: "9 tokens".to_owned(), fits_context: false });
         assert_eq!(
             (long.status, long.code, long.param.as_deref()),
             (400, Some("context_length_exceeded"), Some("messages"))

@@ -126,7 +126,7 @@ fn row(node: &v1::NodeStatus) -> Vec<String> {
         node.placed.to_string(),
         of_load(&|load| format!("{}/{}", load.blocks_used, load.blocks_total)),
         format!("{:.1} s ago", node.report_age_s),
-        kv_tokens(node).to_string(),
+        of_load(&|_| kv_tokens(node).to_string()),
         info.context_length.to_string(),
         info.generation,
         info.layout.map_or_else(none, |layout| layout.dtype),
@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(unjoined_json(&unjoined)["state"], "unreachable");
         let expected = "\
 NAME       ROLE     STATE        RUNNING  WAITING  PLACED  KV BLOCKS  REPORT      KV TOKENS  CONTEXT  GENERATION  KV DTYPE  KV CLASS    ADDRESS
-prefill-0  prefill  lost         -        -        4       -          12.0 s ago  0          2048     1a          int8      cpu-int8-3  http://127.0.0.1:9
+prefill-0  prefill  lost         -        -        4       -          12.0 s ago  -          2048     1a          int8      cpu-int8-3  http://127.0.0.1:9
 decode-1   decode   unreachable  -        -        -       -          1.5 s ago   -          -        2b          -         -           http://10.9.9.9:7100
 
 decode-1 is unreachable: cannot reach http://10.9.9.9:7100: Network is unreachable";

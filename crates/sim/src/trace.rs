@@ -71,7 +71,7 @@ pub enum TraceError {
         /// What is wrong, and what is taken.
         problem: String,
     },
-    /// It is too long.
+    /// The trace has too many lines, or bytes.
     #[error("more than {MAX_LINES} lines, or {MAX_BYTES} bytes")]
     TooLong,
     /// It covers too much time.

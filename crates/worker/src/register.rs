@@ -338,19 +338,29 @@ mod tests {
         assert_eq!((logged("", 1), logged("no route", 2)), (0, 1), "it had one in between");
     }
 
-    #[tokio::test]
-    async fn node_that_goes_down_registers_no_more() {
+    /// A conductor that gives these answers; its address, and the nodes that come.
+    async fn scripted(
+        tasks: &TaskSet,
+        answers: VecDeque<Result<u32, ErrorKind>>,
+    ) -> (SocketAddr, mpsc::UnboundedReceiver<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let conductor = names(&listener.local_addr().unwrap().to_string()).unwrap().remove(0);
-        let answers = Mutex::new([Ok(100), Ok(100), Ok(100)].into());
-        let (came, mut coming) = mpsc::unbounded_channel();
-        let tasks = TaskSet::new();
+        let address = listener.local_addr().unwrap();
+        let answers = Mutex::new(answers);
+        let (came, coming) = mpsc::unbounded_channel();
         let end = tasks.clone();
         tasks.spawn("conductor", async move {
             let server = tonic::transport::Server::builder()
                 .add_service(NodeRegistrationServer::new(Scripted { answers, came }));
             server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), end.cancelled()).await
         });
+        (address, coming)
+    }
+
+    #[tokio::test]
+    async fn node_that_goes_down_registers_no_more() {
+        let tasks = TaskSet::new();
+        let (address, mut coming) = scripted(&tasks, [Ok(100), Ok(100), Ok(100)].into()).await;
+        let conductor = names(&address.to_string()).unwrap().remove(0);
         let shutdown = Shutdown::new();
         let clock = Arc::new(SystemClock);
         start_registration(conductor, Arc::new(info()), &tasks, shutdown.clone(), clock.clone());
@@ -364,18 +374,10 @@ mod tests {
 
     #[tokio::test]
     async fn node_registers_periodically_and_backs_off_after_failures() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let away = Err(ErrorKind::Unavailable);
-        let answers = Mutex::new([away, away, Ok(2000), Ok(2000), away, Err(ErrorKind::Invalid), Ok(2000)].into());
-        let (came, mut coming) = mpsc::unbounded_channel();
         let tasks = TaskSet::new();
-        let end = tasks.clone();
-        tasks.spawn("conductor", async move {
-            let server = tonic::transport::Server::builder()
-                .add_service(NodeRegistrationServer::new(Scripted { answers, came }));
-            server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), end.cancelled()).await
-        });
+        let away = Err(ErrorKind::Unavailable);
+        let answers = [away, away, Ok(2000), Ok(2000), away, Err(ErrorKind::Invalid), Ok(2000)];
+        let (address, mut coming) = scripted(&tasks, answers.into()).await;
         let clock = TestClock::default();
         let info = info();
         let conductor = format!("http://{address}");

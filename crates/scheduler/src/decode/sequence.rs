@@ -92,9 +92,9 @@ impl Lengths {
 /// What a sequence that outgrows its node does at the last token that the node can hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LastToken {
-    /// It is not there yet.
+    /// The sequence has not come to it yet.
     Ahead,
-    /// It waits until then for a node that can hold more.
+    /// The sequence waits until then for a node that can hold more.
     HeldUntil(Instant),
     /// No node took it in time: the output ends with this token.
     Released,
