@@ -19,7 +19,7 @@ check: ## While working: format, clippy, and the tests that need no model, no ot
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) nextest run --locked --workspace --exclude baton-cluster-tests --profile check
 
-demo: ## Fetch the model, build, start a cluster of 2 + 2, ask a question and a follow-up, stop; 10 minutes the first time (UP="--set node.transport=tcp" changes it)
+demo: ## Fetch the model, build, start a cluster of 2 + 2, show what it does: KV pushed during compute, a cached turn, a killed node; 10 minutes the first time (UP="--set node.transport=tcp" changes it)
 	@scripts/demo.sh $(UP)
 
 up: ## Start the same cluster and leave it running; Ctrl-C drains it (UP="--prefill 1 ..." changes it)

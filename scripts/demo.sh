@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One question and a follow-up, through a whole cluster on this machine. Arguments go to `baton up`, as in: scripts/demo.sh --set node.transport=tcp
+# A long prompt, a follow-up, and the death of a node, through a whole cluster on this machine: scripts/demo.py. Arguments go to `baton up`, as in: scripts/demo.sh --set node.transport=tcp
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=$(scripts/fetch-model.sh)
@@ -27,26 +27,7 @@ done
 BATON_CONDUCTOR=http://$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["conductor"]["grpc"])' "$work/ready.json")
 export BATON_CONDUCTOR
 
-# The first word of the answer leads clearly. Of "What is the capital of France?" two are a tie for this small model, and the lesser one leads astray.
-question="Tell me about the capital of France."
-follow_up="And which river flows through it?"
-printf '\n> %s\n' "$question"
-"$baton" generate --timeline --max-tokens 48 "$question" 2>"$work/timeline" | tee "$work/answer" || { cat "$work/timeline" >&2; exit 1; }
-printf '\n'
-cat "$work/timeline"
-grep -q Paris "$work/answer" || { echo "demo: the answer does not name Paris" >&2; exit 1; }
-
-# The follow-up is the same conversation, one turn longer: its prefix is in the cache.
-python3 - "$work/answer" "$question" "$follow_up" >"$work/messages.json" <<'PY'
-import json, sys
-answer = open(sys.argv[1]).read().strip()
-roles = ["user", "assistant", "user"]
-print(json.dumps([{"role": r, "content": c} for r, c in zip(roles, [sys.argv[2], answer, sys.argv[3]])]))
-PY
-printf '\n> %s\n' "$follow_up"
-"$baton" generate --timeline --max-tokens 48 --messages "$work/messages.json" 2>"$work/timeline"
-printf '\n'
-cat "$work/timeline"
+python3 scripts/demo.py "$baton" "$work/ready.json"
 
 printf '\nHow the KV was transferred:\n'
 # Nodes report once a second.

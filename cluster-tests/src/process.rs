@@ -81,6 +81,9 @@ pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
+/// KV cache of a node, bytes.
+const CACHE_BYTES: u64 = 1 << 30;
+
 impl Process {
     /// Starts a binary and waits until it is ready.
     pub async fn start(name: &str, arguments: &[String], log: PathBuf) -> anyhow::Result<Self> {
@@ -106,6 +109,8 @@ impl Process {
         for (key, _) in std::env::vars().filter(|(key, _)| key.starts_with("BATON_")) {
             command.env_remove(key);
         }
+        // By default a node takes half of the machine's memory, and tests run side by side.
+        command.env("BATON_CACHE_BYTES", CACHE_BYTES.to_string());
         let mut child = command.spawn().with_context(|| format!("starting {name}"))?;
         let stdout = child.stdout.take().context("no stdout")?;
         let ready = tokio::time::timeout(START_TIMEOUT, ready(stdout)).await;

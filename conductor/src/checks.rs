@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use baton_proto::v1;
 use baton_runtime::{Phase, Shutdown, random_u64};
-use baton_scheduler::RequestError;
+use baton_scheduler::{RequestError, SequenceLimits};
 use baton_types::ErrorKind;
 use prost::Message;
 use tokio::sync::Semaphore;
 
 use crate::error::GenerateError;
 use crate::keyed;
-use crate::prompt::{CheckedRequest, Limits, TextModel};
+use crate::prompt::{CheckedRequest, TextModel};
 
 /// Prompts up to this many bytes are tokenized on the spot: handing them to another thread would
 /// take longer.
@@ -40,7 +40,7 @@ impl Checks {
         &self,
         model: &Arc<TextModel>,
         request: v1::GenerateRequest,
-        limits: Limits,
+        limits: SequenceLimits,
         shutdown: &Shutdown,
     ) -> Result<CheckedRequest, GenerateError> {
         // One that is asked for again, at another conductor, has the same tokens.
@@ -104,7 +104,7 @@ mod tests {
     async fn tokenizing_and_grammar_compiling_do_not_block_each_other() {
         let model = Arc::new(model());
         let checks = Checks { tokenizing: Arc::new(Semaphore::new(1)), compiling: Arc::new(Semaphore::new(1)) };
-        let limits = Limits { context_length: 5000, ..LIMITS };
+        let limits = SequenceLimits { sequence: 5000, prompt: 4999, prompt_soon: 4999, context_length: 5000, ..LIMITS };
         let shutdown = Shutdown::new();
         let check = async |bytes, form| {
             let checking = checks.check(&model, request(bytes, form), limits, &shutdown);

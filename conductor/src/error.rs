@@ -20,7 +20,7 @@ pub enum GenerateError {
         /// What is wrong with it and what is taken.
         problem: String,
     },
-    /// The prompt leaves no room in the context for an answer.
+    /// The prompt leaves no room for an answer.
     #[error("prompt: {0}")]
     TooLong(TooLong),
     /// Something that the request names does not exist.
@@ -63,6 +63,7 @@ impl GenerateError {
     /// The stage that rejected it, if it was not admitted.
     pub fn stage(&self) -> &'static str {
         match self {
+            Self::TooLong(too_long) if too_long.fits_context() => "placement",
             Self::Invalid { .. } | Self::TooLong(_) | Self::NotFound { .. } => "validation",
             Self::Frontend { .. } | Self::Request(RequestError::GoingDown) => "conductor",
             Self::Request(error) if error.kind() == ErrorKind::Overloaded => "admission",
@@ -130,7 +131,7 @@ impl GenerateError {
         matches!(self, Self::Request(RequestError::Refused(refusal)) if refusal.is_out_of_reach())
     }
 
-    /// Adds how many tokens of output the request asks for, if it says that.
+    /// Says in the error how many tokens of output the request asks for, if it says that.
     pub fn with_completion(mut self, asked: Option<u32>) -> Self {
         if let Self::TooLong(too_long) = &mut self {
             // The APIs ask for so many if the client does not say.

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use baton_proto::v1;
 use baton_runtime::{Clock, Phase, Shutdown, TaskSet, random_u64, within};
-use baton_scheduler::{Cluster, HotPrefixes, PrefixIndex, RequestCore, RequestError, RequestJob, RequestLimits};
+use baton_scheduler::{
+    Cluster, HotPrefixes, PrefixIndex, RequestCore, RequestError, RequestJob, RequestLimits, SequenceLimits,
+};
 use baton_types::{Attempt, BlockHash, ConductorId, ErrorKind, KvDtype, NodeId, RequestId, RequestKey, Slo, TokenId};
 use tokio::sync::mpsc;
 
@@ -21,7 +23,7 @@ use crate::metrics::Metrics;
 use crate::nodes::NodeSessions;
 use crate::other_answers::{Decodes, OtherAnswers};
 use crate::output::OutputText;
-use crate::prompt::{CheckedRequest, Limits, TextModel, timeout};
+use crate::prompt::{CheckedRequest, TextModel, timeout};
 use crate::relay::Relay;
 use crate::run_time_settings::{Rules, RunTimeSettings};
 use crate::transfers::Transfers;
@@ -302,6 +304,7 @@ impl Frontend {
         let time = self.time(timeout(request.timeout_ms)?);
         let checking = within(&*self.clock, time, self.check(request)).await;
         let checked = checking.ok_or(RequestError::TimedOut(time))??;
+        self.metrics.on_checked(&checked);
         let text = OutputText::new(&self.model.tokenizer, &checked)?;
         let objectives = checked.slo;
         let job = self.job(entry.request(), checked)?;
@@ -379,13 +382,8 @@ impl Frontend {
     }
 
     /// What the nodes that are ready can take.
-    pub fn node_limits(&self) -> Option<Limits> {
-        let cluster = self.cluster();
-        let nodes = || cluster.nodes().filter(|node| node.is_ready()).map(|node| node.info());
-        Some(Limits {
-            context_length: nodes().map(|info| info.context_length).min()?,
-            vocab_size: nodes().map(|info| info.vocab_size).min()?,
-        })
+    pub fn node_limits(&self) -> Option<SequenceLimits> {
+        self.cluster().sequence_limits(self.clock.now())
     }
 
     /// What would be decided for a request now, and why: by the one that places.
@@ -410,8 +408,8 @@ impl Frontend {
     /// The tokens of a prompt, and how many of prompt and output a request may have.
     pub async fn tokenize(&self, request: v1::GenerateRequest) -> Result<(Vec<TokenId>, u32), GenerateError> {
         self.model.check_size(&request)?;
-        let context_length = self.node_limits().ok_or_else(no_node)?.context_length;
-        Ok((self.check(request).await?.tokens, context_length))
+        let most = self.node_limits().ok_or_else(no_node)?.sequence;
+        Ok((self.check(request).await?.tokens, most))
     }
 
     /// A prompt's length and the chained hashes of its full blocks.

@@ -9,12 +9,14 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use crate::error::GenerateError;
 use crate::frontend::Frontend;
 use crate::prediction_errors::{Estimate, Pair};
+use crate::prompt::{CappedBy, CheckedRequest};
 use crate::unjoined::NotJoined;
 
 const SUCCESSES: &str = "baton_conductor_request_success_total";
 const FAILURES: &str = "baton_conductor_request_failures_total";
 const REJECTIONS: &str = "baton_conductor_rejections_total";
 const ATTACHED: &str = "baton_conductor_requests_attached_total";
+const CAPPED: &str = "baton_conductor_requests_capped_total";
 const QUEUED: &str = "baton_conductor_requests_queued_total";
 const RETRIES: &str = "baton_conductor_retries_total";
 const GRANTS_REFUSED: &str = "baton_conductor_grants_refused_total";
@@ -75,9 +77,15 @@ pub const METRICS: &[MetricDoc] = &[
         REJECTIONS,
         MetricKind::Counter,
         &["kind", "stage"],
-        "Requests rejected before any work, by kind of error and stage: validation (invalid request), conductor (its own limits, or its drain), admission (policy, or no room in the cluster), placement (no node or no leader).",
+        "Requests rejected before any work, by kind of error and stage: validation (invalid request), conductor (its own limits, or its drain), admission (policy, or no room in the cluster), placement (no node or no leader, or a prompt longer than the nodes hold).",
     ),
     doc(ATTACHED, MetricKind::Counter, &[], "Requests answered from an earlier request with the same idempotency key."),
+    doc(
+        CAPPED,
+        MetricKind::Counter,
+        &["reason"],
+        "Requests whose output limit was lowered, by reason: context (above the model's), nodes (KV of the largest ready node).",
+    ),
     doc(
         QUEUED,
         MetricKind::Counter,
@@ -205,6 +213,7 @@ const fn doc(name: &'static str, kind: MetricKind, labels: &'static [&'static st
 /// Handles, made once.
 pub struct Metrics {
     attached: Counter,
+    capped: [Counter; CappedBy::ALL.len()],
     queued: Counter,
     retries: Counter,
     grants_reselected: Counter,
@@ -270,6 +279,7 @@ impl Default for Metrics {
         make_labelled();
         Self {
             attached: counter!(ATTACHED),
+            capped: CappedBy::ALL.map(|reason| counter!(CAPPED, "reason" => reason.as_str())),
             queued: counter!(QUEUED),
             retries: counter!(RETRIES),
             grants_reselected: counter!(GRANTS_REFUSED, "outcome" => "reselected"),
@@ -305,6 +315,13 @@ impl Metrics {
     pub fn on_admission<T>(&self, outcome: &Result<T, GenerateError>) {
         if let Err(error) = outcome {
             counter!(REJECTIONS, "kind" => error.kind().as_str(), "stage" => error.stage()).increment(1);
+        }
+    }
+
+    /// A request was checked.
+    pub fn on_checked(&self, request: &CheckedRequest) {
+        if let Some(reason) = request.capped {
+            self.capped[reason as usize].increment(1);
         }
     }
 

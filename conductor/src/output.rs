@@ -5,7 +5,7 @@ use baton_proto::v1::ToolCallDelta;
 use baton_runtime::random_u64;
 use baton_scheduler::OutputToken;
 use baton_text::{Detokenizer, OutputEvent, OutputParser, StopOutcome, StopStrings, Tokenizer};
-use baton_types::FinishReason;
+use baton_types::{FinishReason, TokenId};
 
 use crate::error::GenerateError;
 use crate::prompt::CheckedRequest;
@@ -81,6 +81,11 @@ impl OutputText {
     /// Whether it asked for a tool.
     pub fn has_calls(&self) -> bool {
         self.calls > 0
+    }
+
+    /// Whether a token's text is part of the answer's.
+    pub fn shows(&self, token: TokenId) -> bool {
+        self.detokenizer.shows(token)
     }
 
     /// Takes in the next tokens.
@@ -194,6 +199,7 @@ mod tests {
 
     fn request(stops: &[&str]) -> CheckedRequest {
         CheckedRequest {
+            capped: None,
             tokens: vec![1],
             sampling: SamplingParams::default(),
             stop: stops.iter().map(|stop| (*stop).to_owned()).collect(),
@@ -244,6 +250,13 @@ mod tests {
         assert_eq!((text(&held).as_str(), held.tokens.len()), ("", 1));
         let last = out.push(vec![token(b'!', Some(FinishReason::Length))]);
         assert_eq!((text(&last).as_str(), last.stopped), ("z!", false));
+    }
+
+    #[test]
+    fn special_token_is_no_part_of_the_text() {
+        let out = output(&[]);
+        let special = Tokenizer::bytes().special_token("<|im_start|>").unwrap();
+        assert_eq!((out.shows(special), out.shows(u32::from(b'a'))), (false, true));
     }
 
     #[test]

@@ -7,8 +7,11 @@ use std::time::Duration;
 
 use baton_proto::v1;
 use baton_proto::v1::generate_request::Prompt as WirePrompt;
+use baton_scheduler::{Refusal, RequestError, SequenceLimits as Limits};
 use baton_text::{ChatMessage, ChatTemplate, Conversation, EncodeOptions, StopStrings, TextError, Tokenizer, ToolCall};
-use baton_types::{InvalidSampling, MAX_BAD_WORDS, MAX_GRAMMAR_BYTES, SamplingParams, Slo, Tbt, TokenId, Ttft};
+use baton_types::{
+    ErrorKind, InvalidSampling, MAX_BAD_WORDS, MAX_GRAMMAR_BYTES, SamplingParams, Slo, Tbt, TokenId, Ttft,
+};
 
 use prost::Message;
 use serde_json::Value;
@@ -47,13 +50,26 @@ pub struct TextModel {
     pub longest_token: usize,
 }
 
-/// What the nodes that serve now can take.
+/// What lowered a request's limit of output tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Most tokens of prompt and output together.
-    pub context_length: u32,
-    /// Token ids are below it.
-    pub vocab_size: u32,
+pub enum CappedBy {
+    /// The model's context; only of limits that the client set.
+    Context,
+    /// The KV that the largest node holds.
+    Nodes,
+}
+
+impl CappedBy {
+    /// Every one.
+    pub const ALL: [Self; 2] = [Self::Context, Self::Nodes];
+
+    /// Name of the reason in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Context => "context",
+            Self::Nodes => "nodes",
+        }
+    }
 }
 
 /// A request, checked.
@@ -61,8 +77,11 @@ pub struct Limits {
 pub struct CheckedRequest {
     /// The prompt; not empty.
     pub tokens: Vec<TokenId>,
-    /// Every range is checked; `max_tokens` fits into the context.
+    /// Every range is checked; `max_tokens` fits into the context, and beside the prompt into the
+    /// largest node.
     pub sampling: SamplingParams,
+    /// Whether `max_tokens` is less than was asked for.
+    pub capped: Option<CappedBy>,
     /// Strings that end the output.
     pub stop: Vec<String>,
     /// Tells reasoning and tool calls from text; `None`: everything is text.
@@ -120,7 +139,7 @@ impl TextModel {
     /// Refuses a text that cannot fit before it is tokenized.
     fn check_least_tokens(&self, bytes: usize, limits: Limits) -> Result<(), GenerateError> {
         let least = bytes / self.longest_token.max(1);
-        if least < limits.context_length as usize {
+        if least <= limits.prompt_soon as usize {
             return Ok(());
         }
         Err(too_long(least, false, limits))
@@ -148,10 +167,10 @@ impl TextModel {
             .map_err(|error| error.with_completion(asked))?;
         check_tokens(&tokens, limits).map_err(|error| error.with_completion(asked))?;
         check_prompt_logprobs(tokens.len(), sampling.prompt_logprobs)?;
-        sampling.max_tokens = sampling.max_tokens.min(limits.context_length - tokens.len() as u32);
+        let capped = cap_output(&mut sampling, tokens.len() as u32, limits);
         let priority = request.priority;
         let stop = wire.stop;
-        let checked = CheckedRequest { tokens, sampling, stop, parser: None, slo, timeout, priority };
+        let checked = CheckedRequest { tokens, sampling, capped, stop, parser: None, slo, timeout, priority };
         Ok(TokenizedRequest { checked, form, is_rendered, thoughts, ignores_eos: wire.ignore_eos })
     }
 
@@ -391,17 +410,27 @@ fn text_error(field: &'static str, error: &TextError) -> GenerateError {
     GenerateError::invalid(field, error.to_string())
 }
 
+/// Says how much of the context can be had.
 fn too_long(prompt_tokens: usize, is_exact: bool, limits: Limits) -> GenerateError {
+    let max_model_len = limits.context_length.min(limits.prompt_soon.saturating_add(1));
     let context_length = limits.context_length;
-    GenerateError::TooLong(TooLong { prompt_tokens, is_exact, completion_tokens: None, context_length })
+    GenerateError::TooLong(TooLong { prompt_tokens, is_exact, completion_tokens: None, max_model_len, context_length })
 }
 
 fn check_tokens(tokens: &[TokenId], limits: Limits) -> Result<(), GenerateError> {
     if tokens.is_empty() {
         return Err(GenerateError::invalid("prompt", "empty: at least one token is needed"));
     }
-    if tokens.len() >= limits.context_length as usize {
-        return Err(too_long(tokens.len(), true, limits));
+    let n = tokens.len();
+    if n > limits.prompt_soon as usize {
+        return Err(too_long(n, true, limits));
+    }
+    if n > limits.prompt as usize {
+        let most = limits.prompt;
+        let message = format!("prompt: {n} tokens, but the nodes that are ready hold {most} at most");
+        let retry_after = Some(Duration::from_secs(1));
+        let refusal = Refusal { kind: ErrorKind::Unavailable, message, retry_after, hold: None, objective: None };
+        return Err(RequestError::Refused(refusal).into());
     }
     if let Some(position) = tokens.iter().position(|&id| id >= limits.vocab_size) {
         let id = tokens[position];
@@ -410,6 +439,19 @@ fn check_tokens(tokens: &[TokenId], limits: Limits) -> Result<(), GenerateError>
         return Err(GenerateError::invalid("token_ids", problem));
     }
     Ok(())
+}
+
+/// Lowers the limit of the output to what the context and the largest node hold beside the prompt.
+fn cap_output(sampling: &mut SamplingParams, prompt_tokens: u32, limits: Limits) -> Option<CappedBy> {
+    let in_context = limits.context_length.saturating_sub(prompt_tokens);
+    let at_node = limits.sequence.saturating_sub(prompt_tokens).min(in_context);
+    let wanted = sampling.max_tokens;
+    sampling.max_tokens = wanted.min(at_node);
+    if wanted > at_node && at_node < in_context {
+        return Some(CappedBy::Nodes);
+    }
+    // Without a limit of its own, a request asks for the whole context.
+    (wanted > in_context && wanted != u32::MAX).then_some(CappedBy::Context)
 }
 
 /// They come in one message, from the node and to the client. One too large for a session would end
@@ -449,7 +491,8 @@ fn millis(field: &'static str, ms: Option<f64>) -> Result<Option<Duration>, Gene
 pub(crate) mod tests {
     use super::*;
 
-    pub const LIMITS: Limits = Limits { context_length: 64, vocab_size: 300 };
+    pub const LIMITS: Limits =
+        Limits { sequence: 64, prompt: 63, prompt_soon: 63, context_length: 64, vocab_size: 300 };
 
     pub fn model() -> TextModel {
         let tokenizer = Tokenizer::bytes();
@@ -476,11 +519,43 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn output_limit_is_capped_by_context_and_largest_node() {
+        let limits = Limits { sequence: 1000, prompt: 999, prompt_soon: 999, context_length: 2000, vocab_size: 300 };
+        let capped = |prompt_tokens, max_tokens| {
+            let mut sampling = SamplingParams { max_tokens, ..SamplingParams::default() };
+            let by = cap_output(&mut sampling, prompt_tokens, limits);
+            (sampling.max_tokens, by)
+        };
+        assert_eq!(capped(100, 500), (500, None));
+        assert_eq!(capped(100, u32::MAX), (900, Some(CappedBy::Nodes)));
+        assert_eq!(capped(100, 901), (900, Some(CappedBy::Nodes)));
+        let limits = Limits { sequence: 2000, ..limits };
+        let mut sampling = SamplingParams { max_tokens: 5000, ..SamplingParams::default() };
+        assert_eq!(cap_output(&mut sampling, 100, limits), Some(CappedBy::Context));
+        sampling.max_tokens = u32::MAX;
+        assert_eq!((cap_output(&mut sampling, 100, limits), sampling.max_tokens), (None, 1900));
+    }
+
+    #[test]
+    fn prompt_is_refused_for_good_only_if_no_node_that_may_return_holds_it() {
+        let limits = Limits { sequence: 64, prompt: 63, prompt_soon: 100, ..LIMITS };
+        let refused = |tokens: usize, context_length| {
+            let limits = Limits { context_length, ..limits };
+            check_tokens(&vec![1; tokens], limits).err().map(|error| (error.kind(), error.stage()))
+        };
+        assert_eq!(refused(63, 64), None);
+        assert_eq!(refused(64, 200), Some((ErrorKind::Unavailable, "placement")), "a larger node may be back soon");
+        assert_eq!(refused(101, 200), Some((ErrorKind::Invalid, "placement")), "the nodes are too small");
+        assert_eq!(refused(200, 200), Some((ErrorKind::Invalid, "validation")), "so is the context");
+    }
+
+    #[test]
     fn valid_request_gets_default_sampling() {
         let checked = model().tokenized(text("hello"), LIMITS, 9).unwrap().checked;
         assert!(checked.tokens.len() >= 5);
         assert_eq!(checked.sampling.seed, 9);
         assert_eq!(checked.sampling.max_tokens, 64 - checked.tokens.len() as u32, "capped by the context");
+        assert_eq!(checked.capped, None, "a limit that the client left open is no demand");
         assert!(!checked.sampling.stop_token_ids.is_empty());
     }
 

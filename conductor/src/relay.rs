@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::node_command::Command;
+use baton_proto::{token_text, v1};
 use baton_runtime::{Phase, Waited, within};
 use baton_scheduler::{OutputToken, RequestCore, RequestEffect, RequestError, RequestNote};
 use baton_text::Tokenizer;
@@ -394,8 +394,9 @@ impl Relay {
         }
         let tokenizer = &self.frontend.model.tokenizer;
         let logprobs = |token: &OutputToken| {
-            // The token that ends the output is not part of its text.
-            let shown = (token.finish != Some(FinishReason::Stop)).then_some(token.token);
+            // The token that ends the output is not part of its text, nor is a special one.
+            let is_shown = token.finish != Some(FinishReason::Stop) && self.text.shows(token.token);
+            let shown = is_shown.then_some(token.token);
             Some(with_texts(tokenizer, shown, token.logprobs.as_ref()?))
         };
         let mut of_tokens = v1::Delta {
@@ -591,11 +592,11 @@ async fn answered(asked: &mut Option<(Question, oneshot::Receiver<Answer>)>) -> 
 /// Log-probabilities for a client, who has no vocabulary: with the texts of the token that was
 /// taken, if it has one, and of its alternatives.
 fn with_texts(tokenizer: &Tokenizer, taken: Option<TokenId>, logprobs: &TokenLogprobs) -> v1::TokenLogprobs {
-    let text = |token| String::from_utf8_lossy(tokenizer.token_bytes(token).unwrap_or_default()).into_owned();
+    let text = |token| token_text(tokenizer.token_bytes(token).unwrap_or_default());
     let mut wire = v1::TokenLogprobs::from(logprobs);
-    wire.text = taken.map(text).unwrap_or_default();
+    (wire.text, wire.token_bytes) = taken.map(text).unwrap_or_default();
     for top in &mut wire.top {
-        top.text = text(top.token_id);
+        (top.text, top.token_bytes) = text(top.token_id);
     }
     wire
 }

@@ -2,6 +2,7 @@
 """Streams an answer over gRPC; with several conductors, from another one if the first is lost. Needs grpcio and grpcio-tools: the stubs are made from proto/ at each start."""
 
 import argparse
+import importlib
 import os
 import sys
 import tempfile
@@ -12,29 +13,29 @@ import grpc
 from grpc_tools import protoc
 
 PROTO = Path(__file__).resolve().parents[2] / "proto" / "proto"
+CONDUCTOR = os.environ.get("BATON_CONDUCTOR", "127.0.0.1:7070")
 # What another conductor may answer: this one cannot be reached, has died, or goes down.
 ELSEWHERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 EXIT_STATUS = {grpc.StatusCode.INVALID_ARGUMENT: 2, grpc.StatusCode.RESOURCE_EXHAUSTED: 3, grpc.StatusCode.UNAVAILABLE: 4}
 
 
-def stubs():
-    """The modules of baton/v1/inference.proto: messages, and the service's stub."""
+def stubs(name="inference"):
+    """The modules of baton/v1/NAME.proto: messages, and the service's stub."""
+    files = [str(file.relative_to(PROTO)) for file in PROTO.rglob("*.proto")]
     with tempfile.TemporaryDirectory() as folder:
-        failed = protoc.main(["protoc", f"--proto_path={PROTO}", f"--python_out={folder}", f"--grpc_python_out={folder}", "baton/v1/inference.proto"])
+        failed = protoc.main(["protoc", f"--proto_path={PROTO}", f"--python_out={folder}", f"--grpc_python_out={folder}", *files])
         if failed:
             raise RuntimeError(f"no stubs could be made of {PROTO}")
         sys.path.insert(0, folder)
-        from baton.v1 import inference_pb2, inference_pb2_grpc
-
+        modules = [importlib.import_module(f"baton.v1.{name}_{kind}") for kind in ("pb2", "pb2_grpc")]
         sys.path.remove(folder)
-        return inference_pb2, inference_pb2_grpc
+        return modules
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prompt", help="a question to the model; with --raw, a text to go on with")
-    conductor = os.environ.get("BATON_CONDUCTOR", "127.0.0.1:7070")
-    parser.add_argument("--conductor", metavar="ADDR", default=conductor, help="gRPC ports of the conductors, with commas, with or without http:// [%(default)s]")
+    parser.add_argument("--conductor", metavar="ADDR", default=CONDUCTOR, help="gRPC ports of the conductors, with commas, with or without http:// [%(default)s]")
     parser.add_argument("--raw", action="store_true", help="without the model's chat template")
     parser.add_argument("--system", metavar="TEXT", help="what the model is told before")
     parser.add_argument("--max-tokens", type=int, default=64)

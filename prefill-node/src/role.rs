@@ -184,7 +184,7 @@ impl PrefillRole {
             let key = handoff.key;
             let result = match peers.client(&target.address) {
                 Ok(mut client) => client
-                    .handoff(v1::Handoff::from(&handoff))
+                    .handoff(v1::HandoffRequest::from(&handoff))
                     .await
                     .map(|_| ())
                     .map_err(|s| refused(&target.address, &s)),

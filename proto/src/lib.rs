@@ -15,7 +15,8 @@ pub mod v1 {
 }
 
 pub use convert::{
-    InvalidMessage, Step, count, generation, hashes_from_bytes, hashes_to_bytes, key, limit, node_id, required, seconds,
+    InvalidMessage, Step, count, generation, hashes_from_bytes, hashes_to_bytes, key, limit, node_id, required,
+    seconds, token_text,
 };
 pub use status::{RETRY_AFTER_METADATA, http_status, kind_of_status, reason_of_status, status};
 

@@ -89,6 +89,7 @@ async fn completions_support_several_prompts_logprobs_and_logit_bias() -> anyhow
     let scored = json!({"prompt": "abc", "max_tokens": 0, "echo": true, "logprobs": 0});
     let scored = post(&cluster, "/v1/completions", scored).await?["choices"][0].take();
     assert_eq!((&scored["text"], &scored["logprobs"]["tokens"]), (&json!("abc"), &json!(["<|bos|>", "a", "b", "c"])));
+    assert_eq!(scored["logprobs"]["text_offset"], json!([0, 0, 1, 2]), "the text does not have the first token");
     assert!(scored["logprobs"]["token_logprobs"][0].is_null() && scored["logprobs"]["token_logprobs"][3].is_f64());
 
     let biased = |bias: f64| json!({"prompt": "x", "max_tokens": 3, "temperature": 0, "logit_bias": {"65": bias}, "ignore_eos": true});

@@ -116,7 +116,7 @@ impl Node for FakeNode {
         Err(Status::unimplemented("it has no blocks"))
     }
 
-    async fn handoff(&self, _: Request<v1::Handoff>) -> Result<Response<v1::HandoffReply>, Status> {
+    async fn handoff(&self, _: Request<v1::HandoffRequest>) -> Result<Response<v1::HandoffReply>, Status> {
         Err(Status::unimplemented("it has no blocks"))
     }
 

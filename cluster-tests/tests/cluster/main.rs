@@ -30,6 +30,7 @@ mod migration;
 mod mock_cluster;
 mod model_cluster;
 mod official_clients;
+mod open_limits;
 mod operator;
 mod other_answers;
 mod overload;

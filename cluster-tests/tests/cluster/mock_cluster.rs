@@ -174,10 +174,10 @@ async fn request_without_room_waits_or_is_refused_before_prefill() -> anyhow::Re
     assert_eq!(waits?.token_ids.len(), 50);
     assert_eq!(refused.code(), Code::ResourceExhausted, "{}", refused.message());
     assert!(refused.metadata().get("retry-after").is_some());
-    // What fits the model is no fault of the request: the nodes are too small.
+    // No retry helps what no node holds.
     let (code, message) = cluster.refused(Ask::tokens(prompt(300, 0)).max_tokens(5)).await;
-    assert_eq!(code, Code::Unavailable, "{message}");
-    assert!(message.contains("the largest holds 256 tokens"), "{message}");
+    assert_eq!(code, Code::InvalidArgument, "{message}");
+    assert!(message.contains("the nodes hold 257 of the context's 32768"), "{message}");
     drop(holder);
     cluster.wait_idle(SECOND).await?;
     cluster.stop().await

@@ -86,6 +86,20 @@ async fn grpc_client_generate_works() -> anyhow::Result<()> {
 
 #[tokio::test]
 #[ignore = "needs the official clients: scripts/python-clients.sh"]
+async fn official_protoc_accepts_every_file() -> anyhow::Result<()> {
+    python("protoc.py", &[]).await
+}
+
+#[tokio::test]
+#[ignore = "needs the official clients: scripts/python-clients.sh"]
+async fn python_operator_example_lists_explains_and_drains() -> anyhow::Result<()> {
+    let cluster = Cluster::mock().start().await?;
+    run("grpc_cluster.py", &cluster, &[&cluster.conductor.ready.grpc]).await?;
+    cluster.stop().await
+}
+
+#[tokio::test]
+#[ignore = "needs the official clients: scripts/python-clients.sh"]
 async fn python_examples_use_next_conductor_if_first_is_unreachable() -> anyhow::Result<()> {
     let cluster = Cluster::mock().start().await?;
     let ready = &cluster.conductor.ready;

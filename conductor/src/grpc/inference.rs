@@ -157,6 +157,7 @@ impl Frontend {
         v1::Model {
             name: self.model.name.clone(),
             context_length: limits.map_or(0, |limits| limits.context_length),
+            max_model_len: limits.map_or(0, |limits| limits.sequence),
             vocab_size: limits.map_or(0, |limits| limits.vocab_size),
             fingerprint: ready().next().map(|node| node.info().layout.fingerprint().to_string()).unwrap_or_default(),
             prefill_nodes: count(NodeRole::Prefill),

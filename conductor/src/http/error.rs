@@ -199,7 +199,13 @@ mod tests {
     #[test]
     fn http_error_has_status_code_and_param() {
         let failure = |error: GenerateError| HttpError::of(&error, baton_api::MessagesRequest::FIELDS).failure;
-        let too_long = TooLong { prompt_tokens: 99, is_exact: true, completion_tokens: Some(5), context_length: 64 };
+        let too_long = TooLong {
+            prompt_tokens: 99,
+            is_exact: true,
+            completion_tokens: Some(5),
+            max_model_len: 64,
+            context_length: 64,
+        };
         let long = failure(GenerateError::TooLong(too_long));
         assert_eq!((long.status, long.message.as_str()), (400, "prompt is too long: 99 tokens > 64 maximum"));
         assert_eq!(failure(GenerateError::invalid("n", "0")).code, None);

@@ -100,11 +100,11 @@ pub fn router(frontend: Arc<Frontend>, tells: HealthDetail, budget: Budget, answ
 
 /// In the form of the API whose client asks: Anthropic's has the same paths.
 fn model_json(card: &v1::Model, started: u64, is_anthropic: bool) -> Value {
-    let v1::Model { name, context_length, .. } = card;
+    let v1::Model { name, max_model_len, .. } = card;
     if is_anthropic {
         return json!({ "type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z" });
     }
-    json!({ "id": name, "object": "model", "created": started, "owned_by": "baton", "max_model_len": context_length })
+    json!({ "id": name, "object": "model", "created": started, "owned_by": "baton", "max_model_len": max_model_len })
 }
 
 fn models_json(card: &v1::Model, started: u64, is_anthropic: bool) -> Value {
@@ -208,9 +208,10 @@ async fn chat(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> R
 }
 
 async fn responses(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
-    let (mut request, warnings, taken_in): (ResponsesRequest, _, _) = read(body).await?;
+    let (mut request, warnings, mut taken_in): (ResponsesRequest, _, _) = read(body).await?;
     request.baton = objectives(request.baton, &headers)?;
     let call = request.call(shared.context())?;
+    taken_in.grow(call.referred_bytes * READ_FACTOR).map_err(|_| BodyError::NoRoom)?;
     Ok(shared.serve(&headers, call, warnings, taken_in).await)
 }
 
@@ -244,9 +245,9 @@ async fn tokenize(State(shared): State<Shared>, body: Body) -> Result<Response, 
     let (request, warnings, _taken_in): (TokenizeRequest, _, _) = read(body).await?;
     let model = request.model.clone();
     let (prompt, wants_texts) = request.prompt()?;
-    let (tokens, context_length) = tokens_of(&shared, model, prompt, TokenizeRequest::FIELDS).await?;
+    let (tokens, max_model_len) = tokens_of(&shared, model, prompt, TokenizeRequest::FIELDS).await?;
     let texts = wants_texts.then(|| tokens.iter().map(|token| shared.decode(&[*token])).collect());
-    Ok(shared.with_warnings(&warnings, Json(tokenized(&tokens, context_length, texts))))
+    Ok(shared.with_warnings(&warnings, Json(tokenized(&tokens, max_model_len, texts))))
 }
 
 async fn detokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Value>, HttpError> {
@@ -341,7 +342,7 @@ impl Shared {
     }
 
     fn decode(&self, tokens: &[u32]) -> String {
-        decode(&self.frontend, tokens)
+        String::from_utf8_lossy(&decode(&self.frontend, tokens)).into_owned()
     }
 
     fn context(&self) -> Context {
@@ -354,8 +355,8 @@ impl Shared {
     }
 }
 
-fn decode(frontend: &Frontend, tokens: &[u32]) -> String {
-    frontend.model.tokenizer.decode(tokens, DecodeOptions { skip_special: false, starts_text: true })
+fn decode(frontend: &Frontend, tokens: &[u32]) -> Vec<u8> {
+    frontend.model.tokenizer.decode_bytes(tokens, DecodeOptions { skip_special: false, starts_text: true })
 }
 
 #[cfg(test)]
@@ -364,7 +365,7 @@ mod tests {
 
     #[test]
     fn model_list_has_the_form_of_each_api() {
-        let card = v1::Model { name: "m".into(), context_length: 64, ..Default::default() };
+        let card = v1::Model { name: "m".into(), max_model_len: 64, ..Default::default() };
         let model = json!({ "type": "model", "id": "m", "display_name": "m", "created_at": "1970-01-01T00:00:00Z" });
         let list = json!({ "data": [model], "has_more": false, "first_id": "m", "last_id": "m" });
         assert_eq!(models_json(&card, 7, true), list);

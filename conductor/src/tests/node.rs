@@ -307,7 +307,7 @@ impl Node for Service {
         not_asked()
     }
 
-    async fn handoff(&self, _: Request<v1::Handoff>) -> Result<Response<v1::HandoffReply>, Status> {
+    async fn handoff(&self, _: Request<v1::HandoffRequest>) -> Result<Response<v1::HandoffReply>, Status> {
         not_asked()
     }
 

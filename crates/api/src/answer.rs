@@ -18,6 +18,8 @@ pub struct Call {
     pub answer: Box<dyn Answer>,
     /// What was left out of the requests, beside what [`crate::read`] told.
     pub warnings: Warnings,
+    /// Bytes of kept responses that the requests have, beside those of the body.
+    pub referred_bytes: usize,
 }
 
 impl Call {
@@ -27,7 +29,7 @@ impl Call {
         fields: FieldNames,
         answer: Box<dyn Answer>,
     ) -> Self {
-        Self { requests, streams, fields, answer, warnings: Warnings::default() }
+        Self { requests, streams, fields, answer, warnings: Warnings::default(), referred_bytes: 0 }
     }
 }
 

@@ -1,6 +1,7 @@
 //! OpenAI's `/v1/completions`.
 
 mod answer;
+mod offset;
 
 use std::fmt;
 

@@ -190,7 +190,7 @@ fn anthropic_type(status: u16) -> &'static str {
     }
 }
 
-/// A prompt that leaves no room in the context for an answer.
+/// A prompt that leaves no room for an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooLong {
     /// Tokens of the prompt.
@@ -199,15 +199,34 @@ pub struct TooLong {
     pub is_exact: bool,
     /// Tokens of output that the client asks for, if it says that.
     pub completion_tokens: Option<u32>,
-    /// Most tokens of both.
+    /// Most tokens of both that the nodes hold.
+    pub max_model_len: u32,
+    /// Most tokens of both that the model takes.
     pub context_length: u32,
+}
+
+impl TooLong {
+    /// Whether the model's context has room for the prompt: then the nodes are too small.
+    pub fn fits_context(&self) -> bool {
+        self.prompt_tokens < self.context_length as usize
+    }
+
+    /// Says whose limit it is if it is not the model's.
+    fn holds(&self) -> String {
+        let Self { max_model_len, context_length, .. } = self;
+        if max_model_len < context_length {
+            format!("the nodes hold {max_model_len} of the context's {context_length}")
+        } else {
+            format!("the context holds {context_length}")
+        }
+    }
 }
 
 impl fmt::Display for TooLong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { prompt_tokens, is_exact, context_length, .. } = self;
+        let Self { prompt_tokens, is_exact, .. } = self;
         let least = if *is_exact { "" } else { "at least " };
-        write!(f, "{least}{prompt_tokens} tokens, but the context holds {context_length}, the output included")
+        write!(f, "{least}{prompt_tokens} tokens, but {}, the output included", self.holds())
     }
 }
 
@@ -224,10 +243,10 @@ pub(crate) enum Wording {
 
 impl Wording {
     fn tell(self, too_long: &TooLong) -> String {
-        let TooLong { prompt_tokens, is_exact, completion_tokens, context_length } = *too_long;
-        let maximum = format!("This model's maximum context length is {context_length} tokens.");
+        let TooLong { prompt_tokens, is_exact, completion_tokens, max_model_len, context_length } = *too_long;
+        let maximum = format!("This model's maximum context length is {max_model_len} tokens.");
         let mut told = match (self, completion_tokens) {
-            (Self::Anthropic, _) => format!("prompt is too long: {prompt_tokens} tokens > {context_length} maximum"),
+            (Self::Anthropic, _) => format!("prompt is too long: {prompt_tokens} tokens > {max_model_len} maximum"),
             (Self::Responses, _) => format!(
                 "Your input exceeds the context window of this model. {maximum} However, your input resulted in {prompt_tokens} tokens. Please adjust your input and try again."
             ),
@@ -241,6 +260,9 @@ impl Wording {
         };
         if !is_exact {
             told.push_str(" (It has at least that many tokens: it was refused before they were counted.)");
+        }
+        if max_model_len < context_length {
+            told.push_str(&format!(" ({}.)", too_long.holds()));
         }
         told
     }
@@ -321,12 +343,14 @@ mod tests {
 
     #[test]
     fn too_long_prompt_is_told_in_the_words_that_clients_look_for() {
-        let told = |wording: Wording, completion_tokens, is_exact| {
-            let too_long = TooLong { prompt_tokens: 150, is_exact, completion_tokens, context_length: 100 };
+        let told_of = |wording: Wording, completion_tokens, is_exact, context_length| {
+            let too_long =
+                TooLong { prompt_tokens: 150, is_exact, completion_tokens, max_model_len: 100, context_length };
             let failure = FieldNames::new(wording, &[("prompt", "p")]).too_long(&too_long);
             assert_eq!((failure.code, failure.param.as_deref()), (Some("context_length_exceeded"), Some("p")));
             failure.message
         };
+        let told = |wording, completion_tokens, is_exact| told_of(wording, completion_tokens, is_exact, 100);
         let chat = Wording::OpenAi { prompt: "messages" };
         assert_eq!(
             told(chat, Some(20), true),
@@ -341,6 +365,8 @@ mod tests {
             told(Wording::Anthropic, None, false)
                 .starts_with("prompt is too long: 150 tokens > 100 maximum (It has at least")
         );
+        let small_nodes = told_of(Wording::Anthropic, None, true, 4096);
+        assert!(small_nodes.ends_with("100 maximum (the nodes hold 100 of the context's 4096.)"), "{small_nodes}");
         let responses = told(Wording::Responses, None, true);
         assert!(
             responses.contains("exceeds the context window")

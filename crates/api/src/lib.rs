@@ -46,15 +46,15 @@ pub use responses::{ResponseStore, ResponsesRequest};
 pub use tokens::{DetokenizeRequest, TokenizeRequest, tokenized};
 pub use warnings::Warnings;
 
-/// Makes text of tokens.
-pub type Decode = dyn Fn(&[u32]) -> String + Send + Sync;
+/// Makes the bytes of a text of tokens. They are no UTF-8 if a character is not whole.
+pub type Decode = dyn Fn(&[u32]) -> Vec<u8> + Send + Sync;
 
 /// What the translations know of the conductor.
 #[derive(Clone)]
 pub struct Context {
     /// Seconds since 1970.
     pub created: u64,
-    /// The text of tokens, special ones included.
+    /// The bytes of tokens, special ones included.
     pub decode: Arc<Decode>,
     /// Responses that are kept.
     pub responses: Arc<ResponseStore>,

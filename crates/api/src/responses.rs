@@ -33,6 +33,7 @@ use items::{Item, Items};
 use tools::{ToolJson, wire_tools};
 
 pub use store::ResponseStore;
+use store::{MAX_REFERRED_BYTES, NotGiven, Room};
 
 /// What asks for log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -202,8 +203,9 @@ impl ResponsesRequest {
         let mut warnings = Warnings::default();
         let (tools, names) = wire_tools(&self.tools.0)?;
         let input = std::mem::replace(&mut self.input, TextOr::Text(String::new()));
-        let entries = entries(input, &context, &mut warnings)?;
-        let earlier = self.earlier(&context)?;
+        let mut room = Room::default();
+        let entries = entries(input, &context, &mut room, &mut warnings)?;
+        let earlier = self.earlier(&context, &mut room)?;
         let all = [earlier, entries.clone()].concat();
         let mut prompt = v1::MessagesPrompt {
             messages: conversation(self.instructions.as_deref(), &all, &names),
@@ -228,14 +230,14 @@ impl ResponsesRequest {
         let kept = keeps.then_some(Kept { store: context.responses, input: entries, previous });
         let answer = ResponsesAnswer::new(context.created, streams, Echo::new(self, format, &choice), names, kept);
         let call = Call::new(vec![request], streams, Self::FIELDS, Box::new(answer));
-        Ok(Call { warnings, ..call })
+        Ok(Call { warnings, referred_bytes: room.used(), ..call })
     }
 
     /// What was said up to the response that this one goes on from.
-    fn earlier(&self, context: &Context) -> Result<Vec<Entry>, BadRequest> {
+    fn earlier(&self, context: &Context, room: &mut Room) -> Result<Vec<Entry>, BadRequest> {
         let Some(id) = &self.previous_response_id else { return Ok(Vec::new()) };
-        let earlier = context.responses.conversation(id, context.created);
-        earlier.ok_or_else(|| not_kept("previous_response_id", id))
+        let earlier = context.responses.conversation(id, context.created, room);
+        earlier.map_err(|why| not_given("previous_response_id", id, why))
     }
 
     fn check(&self) -> Result<(), BadRequest> {
@@ -389,7 +391,12 @@ impl TryFrom<String> for Truncation {
 }
 
 /// The entries of an input, with those that were kept in place of what refers to them.
-fn entries(input: TextOr<Items>, context: &Context, warnings: &mut Warnings) -> Result<Vec<Entry>, BadRequest> {
+fn entries(
+    input: TextOr<Items>,
+    context: &Context,
+    room: &mut Room,
+    warnings: &mut Warnings,
+) -> Result<Vec<Entry>, BadRequest> {
     let AtMost(items) = match input {
         TextOr::Text(content) => return Ok(vec![Entry::Said { role: "user".to_owned(), content }]),
         TextOr::Parts(items) => items,
@@ -399,13 +406,13 @@ fn entries(input: TextOr<Items>, context: &Context, warnings: &mut Warnings) -> 
         let path = format!("input[{index}]");
         match entry {
             None => {}
-            Some(Entry::Reference(id)) => match context.responses.item(&id, context.created) {
-                Some(entry) => entries.push(entry),
+            Some(Entry::Reference(id)) => match context.responses.item(&id, context.created, room) {
+                Ok(entry) => entries.push(entry),
                 // A conversation goes on without what was thought.
-                None if id.starts_with("rs_") => {
+                Err(NotGiven::NotKept) if id.starts_with("rs_") => {
                     warnings.add(&path, "this reasoning is kept no longer, and is left out")
                 }
-                None => return Err(not_kept(&format!("{path}.id"), &id)),
+                Err(why) => return Err(not_given(&format!("{path}.id"), &id, why)),
             },
             Some(entry) => entries.push(entry),
         }
@@ -413,11 +420,17 @@ fn entries(input: TextOr<Items>, context: &Context, warnings: &mut Warnings) -> 
     Ok(entries)
 }
 
-fn not_kept(param: &str, id: &str) -> BadRequest {
-    let problem = format!(
-        "'{}' is not kept here: it is too old, or another conductor's, or was sent with store: false; send store: false and the items themselves",
-        cut(id)
-    );
+fn not_given(param: &str, id: &str, why: NotGiven) -> BadRequest {
+    let id = cut(id);
+    let problem = match why {
+        NotGiven::NotKept => format!(
+            "'{id}' is not kept here: it is too old, or another conductor's, or was sent with store: false; send store: false and the items themselves"
+        ),
+        NotGiven::TooLarge => format!(
+            "'{id}', but what the request refers to has more than {} MiB; send the items themselves",
+            MAX_REFERRED_BYTES >> 20
+        ),
+    };
     BadRequest::new(param, problem)
 }
 

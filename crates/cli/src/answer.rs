@@ -37,7 +37,7 @@ pub async fn answer(
         request.idempotency_key = format!("{:016x}{:016x}", random_u64(), random_u64());
     }
     let has_key = !request.idempotency_key.is_empty();
-    let mut record = Record::default();
+    let mut record = Record::of(request.n);
     let ended = {
         let following = pin!(follow_anywhere(conductor, request, json, &mut record));
         tokio::select! {
@@ -78,7 +78,7 @@ async fn follow_anywhere(
             },
             result => break result,
         }
-        *record = Record::default();
+        *record = Record::of(request.n);
     };
     screen.end()?;
     ended

@@ -1,12 +1,15 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use baton_bench::BenchCommand;
 use baton_bench::score::ScoreArgs;
 use baton_sim::SimulateArgs;
 use clap::builder::Resettable;
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::chaos::FaultKind;
 use crate::prompt::PromptArgs;
@@ -20,6 +23,9 @@ pub struct Cli {
     /// ask the next
     #[arg(long, global = true, value_name = "ADDR", env = "BATON_CONDUCTOR", default_value = "http://127.0.0.1:7070")]
     pub conductor: String,
+    /// Whether it was given, by a flag or a variable.
+    #[arg(skip)]
+    pub is_conductor_given: bool,
     /// Print JSON, for programs
     #[arg(long, global = true)]
     pub json: bool,
@@ -29,16 +35,47 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// The command line of this process. A variable that is set and empty is not set, as with the
-    /// nodes' settings; clap would take it for a value.
-    pub fn of_process() -> Self {
-        let matches = without_empty_variables(Self::command()).get_matches();
-        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    /// Reads a command line. A variable that is set and empty is not set, as with the nodes'
+    /// settings; clap would take it for a value.
+    ///
+    /// # Errors
+    /// An argument is wrong, or help is asked for.
+    pub fn parse_line(line: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let mut declared = without_empty_variables(Self::declared());
+        let matches = declared.try_get_matches_from_mut(line)?;
+        let source = matches.value_source("conductor");
+        let asks_none = matches.subcommand_name().filter(|name| ASK_NONE.contains(name));
+        if let (Some(name), Some(ValueSource::CommandLine)) = (asks_none, source) {
+            return Err(declared.error(ErrorKind::ArgumentConflict, format!("--conductor: {name} asks no conductor")));
+        }
+        let cli = Self::from_arg_matches(&matches)?;
+        Ok(Self { is_conductor_given: source != Some(ValueSource::DefaultValue), ..cli })
+    }
+
+    /// The command, with its arguments where they have an effect.
+    pub fn declared() -> clap::Command {
+        Self::command().mut_subcommands(|command| {
+            if ASK_NONE.contains(&command.get_name()) { without_conductor(command) } else { command }
+        })
     }
 }
 
+/// Commands that ask no conductor.
+const ASK_NONE: [&str; 4] = ["up", "bench", "score", "simulate"];
+
+/// An argument of its own takes the place of the global one.
+fn without_conductor(command: clap::Command) -> clap::Command {
+    let refused = |_: &str| Err::<String, _>("this command asks no conductor");
+    command.arg(Arg::new("conductor").long("conductor").value_name("ADDR").hide(true).value_parser(refused))
+}
+
+/// Whether a command line asks for JSON, even if the rest of it is wrong.
+pub fn wants_json(line: &[OsString]) -> bool {
+    line.iter().take_while(|word| *word != "--").any(|word| word == "--json")
+}
+
 fn without_empty_variables(command: clap::Command) -> clap::Command {
-    let is_empty = |arg: &clap::Arg| arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
+    let is_empty = |arg: &Arg| arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
     let command = command.mut_args(|arg| if is_empty(&arg) { arg.env(Resettable::Reset) } else { arg });
     command.mut_subcommands(without_empty_variables)
 }
@@ -48,7 +85,7 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
 pub enum Command {
     /// Start a conductor, prefill and decode nodes here as supervised processes; Ctrl-C drains them
     Up(Box<UpArgs>),
-    /// Generate one completion and stream it
+    /// Generate one completion, or several, and stream it
     Generate(Box<GenerateArgs>),
     /// Talk with the model
     Chat(Box<ChatArgs>),
@@ -102,6 +139,16 @@ pub struct GenerateArgs {
     /// Print N (up to 20) alternatives per prompt position; bypasses cached prefixes
     #[arg(long, value_name = "N")]
     pub prompt_logprobs: Option<u32>,
+    /// Generate N completions (up to 128); completion S has the seed plus S
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=128))]
+    pub n: u32,
+    /// Constrain the output to this JSON schema: a file, - for stdin, or the schema itself
+    #[arg(long, value_name = "FILE")]
+    pub schema: Option<String>,
+    /// Offer a tool, as in OpenAI's API: a file, - for stdin, or the JSON itself. Can be given
+    /// several times
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["raw", "token_ids"])]
+    pub tool: Vec<String>,
     /// Return the same answer, from its first token, to requests with the same key
     #[arg(long, value_name = "KEY", default_value = "", hide_default_value = true)]
     pub idempotency_key: String,
@@ -371,11 +418,16 @@ pub struct RequestArgs {
     pub ignore_eos: bool,
 }
 
-impl RequestArgs {
+impl GenerateArgs {
     /// The flag that sets a field of the request.
     pub fn flag_of(field: &str) -> Option<String> {
+        let id = match field {
+            "structured_output" => "schema",
+            "tools" => "tool",
+            field => field,
+        };
         let flags = Self::augment_args(clap::Command::new("request"));
-        let flag = flags.get_arguments().find(|flag| flag.get_id() == field)?;
+        let flag = flags.get_arguments().find(|flag| flag.get_id() == id)?;
         Some(format!("--{}", flag.get_long()?))
     }
 }
@@ -405,6 +457,31 @@ mod tests {
         for line in ["--json --conductor h:1 nodes", "nodes --json --conductor h:1"] {
             let cli = parse(line).unwrap();
             assert!(cli.json && cli.conductor == "h:1", "{line}");
+        }
+    }
+
+    #[test]
+    fn conductor_is_an_argument_only_of_commands_that_ask_one() {
+        let line =
+            |line: &str| Cli::parse_line(std::iter::once("baton").chain(line.split_whitespace()).map(Into::into));
+        let up = "up --engine mock";
+        for wrong in [
+            "--conductor h:1 up --engine mock",
+            "up --engine mock --conductor h:1",
+            "bench engine --model f --conductor h:1",
+            "--conductor h:1 simulate --trace f",
+            "score --model m --text t --conductor h:1",
+        ] {
+            let error = line(wrong).unwrap_err();
+            assert!(error.exit_code() == 2 && error.to_string().contains("--conductor"), "{wrong}: {error}");
+        }
+        assert!(!line(up).unwrap().is_conductor_given);
+        assert!(line("version --conductor h:1").unwrap().is_conductor_given);
+        let mut declared = Cli::declared();
+        declared.build();
+        for name in ASK_NONE {
+            let help = declared.find_subcommand_mut(name).unwrap().render_long_help().to_string();
+            assert!(!help.contains("--conductor <"), "{name}: {help}");
         }
     }
 

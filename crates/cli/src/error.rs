@@ -8,7 +8,7 @@ use baton_sim::SimulateError;
 use baton_types::ErrorKind;
 use tonic::{Code, Status};
 
-use crate::args::RequestArgs;
+use crate::args::GenerateArgs;
 
 /// Why a command failed: one line for people, and an exit status for scripts.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +21,9 @@ pub enum CliError {
         /// What is wrong with it and what is taken.
         problem: String,
     },
+    /// The command line is wrong.
+    #[error("{0}")]
+    Usage(String),
     /// No conductor answers there.
     #[error(
         "no conductor answers at {address}: {reason} (--conductor takes a conductor's gRPC address, or that of its \
@@ -110,7 +113,8 @@ impl CliError {
     pub fn with_flag(self) -> Self {
         match self {
             Self::Refused { kind: ErrorKind::Invalid, message, retry_after_s } => {
-                let flag = message.split_once(':').and_then(|(field, rest)| Some((RequestArgs::flag_of(field)?, rest)));
+                let flag =
+                    message.split_once(':').and_then(|(field, rest)| Some((GenerateArgs::flag_of(field)?, rest)));
                 let message = flag.map(|(flag, rest)| format!("{flag}:{rest}")).unwrap_or(message);
                 Self::Refused { kind: ErrorKind::Invalid, message, retry_after_s }
             }
@@ -121,7 +125,7 @@ impl CliError {
     /// What to do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Invalid { .. } | Self::NotServed { .. } => ErrorKind::Invalid,
+            Self::Invalid { .. } | Self::Usage(_) | Self::NotServed { .. } => ErrorKind::Invalid,
             Self::Unreachable { .. } => ErrorKind::Unavailable,
             Self::Refused { kind, .. } => *kind,
             Self::Interrupted(_) => ErrorKind::Cancelled,
@@ -162,6 +166,17 @@ impl CliError {
 
     fn is_closed_pipe(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
+impl From<clap::Error> for CliError {
+    /// What is wrong, without the usage that a person is shown behind it.
+    fn from(error: clap::Error) -> Self {
+        let text = error.to_string();
+        let problem = text.split("\nUsage:").next().unwrap_or_default();
+        let problem = problem.split("\nFor more information").next().unwrap_or_default();
+        let words: Vec<_> = problem.split_whitespace().collect();
+        Self::Usage(words.join(" ").trim_start_matches("error: ").to_owned())
     }
 }
 

@@ -37,7 +37,7 @@ mod up;
 mod version;
 mod watch;
 
-pub use args::{Cli, Command};
+pub use args::{Cli, Command, wants_json};
 pub use error::CliError;
 
 /// Runs the command to its end.
@@ -69,7 +69,7 @@ pub fn run(cli: Cli) -> Result<(), CliError> {
             Command::Undrain(args) => drain::undrain(args, &cli.conductor, cli.json).await,
             Command::Nodes(args) => nodes::run(args, &cli.conductor, cli.json).await,
             Command::Bench(_) | Command::Score(_) | Command::Simulate(_) => Ok(()), // have run above
-            Command::Version => version::run(&cli.conductor, cli.json).await,
+            Command::Version => version::run(&cli.conductor, cli.is_conductor_given, cli.json).await,
         }
     });
     outcome.map_err(|error| error.at(&cli.conductor))

@@ -25,18 +25,23 @@ fn of<'a>(
 }
 
 fn row(token: Option<u32>, logprobs: &v1::TokenLogprobs) -> Vec<String> {
-    let alternative = |top: &v1::TopLogprob| format!("{} {:.3}", name(top.token_id, &top.text), top.logprob);
+    let alternative =
+        |top: &v1::TopLogprob| format!("{} {:.3}", name(top.token_id, &top.text, &top.token_bytes), top.logprob);
     vec![
-        token.map_or_else(none, |id| name(id, &logprobs.text)),
+        token.map_or_else(none, |id| name(id, &logprobs.text, &logprobs.token_bytes)),
         logprobs.logprob.map_or_else(none, |logprob| format!("{logprob:.3}")),
         logprobs.top.iter().map(alternative).collect::<Vec<_>>().join("  "),
     ]
 }
 
 /// A token's text, quoted: blanks count, and control characters must not reach the terminal. Its
-/// number if it has none.
-fn name(id: u32, text: &str) -> String {
-    if text.is_empty() { format!("#{id}") } else { format!("{text:?}") }
+/// number if it has none, its bytes if it is part of a character.
+fn name(id: u32, text: &str, token_bytes: &[u8]) -> String {
+    match (text, token_bytes) {
+        ("", _) => format!("#{id}"),
+        (text, []) => format!("{text:?}"),
+        (_, bytes) => format!("\"{}\"", bytes.escape_ascii()),
+    }
 }
 
 fn none() -> String {
@@ -56,8 +61,9 @@ mod tests {
             token_id: *token_id,
             logprob: *logprob,
             text: (*text).into(),
+            ..Default::default()
         });
-        v1::TokenLogprobs { logprob, top: top.collect(), text: text.into() }
+        v1::TokenLogprobs { logprob, top: top.collect(), text: text.into(), ..Default::default() }
     }
 
     fn record(events: Vec<Event>) -> Record {

@@ -11,7 +11,7 @@ use crate::screen::{Paint, Waiting, line};
 use crate::table::node_table;
 use crate::watch::watch;
 
-const HEADER: [&str; 12] = [
+const HEADER: [&str; 14] = [
     "NAME",
     "ROLE",
     "STATE",
@@ -20,6 +20,8 @@ const HEADER: [&str; 12] = [
     "PLACED",
     "KV BLOCKS",
     "REPORT",
+    "KV TOKENS",
+    "CONTEXT",
     "GENERATION",
     "KV DTYPE",
     "KV CLASS",
@@ -88,7 +90,27 @@ fn render(listed: &v1::ListNodesResponse, is_wide: bool, paint: Paint) -> String
     let table = node_table(&HEADER[..columns], &rows, STATE, paint);
     let why = |node: &v1::UnjoinedNode| format!("{} is {}: {}", node.name, node.state, node.reason);
     let why: Vec<_> = listed.unjoined.iter().map(why).collect();
-    if why.is_empty() { table } else { format!("{table}\n\n{}", why.join("\n")) }
+    let mut text = table;
+    if let Some(sizes) = sizes(&listed.nodes) {
+        text.push_str(&format!("\n\n{sizes}"));
+    }
+    if !why.is_empty() {
+        text.push_str(&format!("\n\n{}", why.join("\n")));
+    }
+    text
+}
+
+/// What the nodes that report hold; `None` if none does.
+fn sizes(nodes: &[v1::NodeStatus]) -> Option<String> {
+    let here = || nodes.iter().filter(|node| kv_tokens(node) > 0);
+    let context = here().filter_map(|node| Some(node.info.as_ref()?.context_length)).max()?;
+    let of_role = |role: &str| -> u64 {
+        let of_role = here().filter(|node| node.info.as_ref().is_some_and(|info| info.role == role));
+        of_role.map(kv_tokens).sum()
+    };
+    let prefill = of_role("prefill");
+    let decode = of_role("decode");
+    Some(format!("KV cache, tokens: {prefill} prefill, {decode} decode. Context: {context} tokens."))
 }
 
 fn row(node: &v1::NodeStatus) -> Vec<String> {
@@ -104,6 +126,8 @@ fn row(node: &v1::NodeStatus) -> Vec<String> {
         node.placed.to_string(),
         of_load(&|load| format!("{}/{}", load.blocks_used, load.blocks_total)),
         format!("{:.1} s ago", node.report_age_s),
+        of_load(&|_| kv_tokens(node).to_string()),
+        info.context_length.to_string(),
         info.generation,
         info.layout.map_or_else(none, |layout| layout.dtype),
         info.kv_class,
@@ -117,7 +141,7 @@ fn unjoined_row(node: &v1::UnjoinedNode) -> Vec<String> {
     row[0].clone_from(&node.name);
     row[1].clone_from(&node.role);
     row[STATE].clone_from(&node.state);
-    row[HEADER.len() - 5] = format!("{:.1} s ago", node.asked_age_s);
+    row[HEADER.len() - 7] = format!("{:.1} s ago", node.asked_age_s);
     row[HEADER.len() - 4].clone_from(&node.generation);
     row[HEADER.len() - 1].clone_from(&node.address);
     row
@@ -134,9 +158,18 @@ fn unjoined_json(node: &v1::UnjoinedNode) -> Value {
     })
 }
 
+fn block_tokens(node: &v1::NodeStatus) -> u64 {
+    let layout = node.info.as_ref().and_then(|info| info.layout.as_ref());
+    layout.map_or(0, |layout| u64::from(layout.block_tokens))
+}
+
 fn cached_tokens(node: &v1::NodeStatus) -> u64 {
-    let block_tokens = node.info.as_ref().and_then(|info| Some(info.layout.as_ref()?.block_tokens)).unwrap_or(0);
-    u64::from(node.load.unwrap_or_default().blocks_cached) * u64::from(block_tokens)
+    u64::from(node.load.unwrap_or_default().blocks_cached) * block_tokens(node)
+}
+
+/// Tokens that the node's KV cache holds.
+fn kv_tokens(node: &v1::NodeStatus) -> u64 {
+    u64::from(node.load.unwrap_or_default().blocks_total) * block_tokens(node)
 }
 
 fn node_json(node: &v1::NodeStatus) -> Value {
@@ -162,6 +195,7 @@ fn node_json(node: &v1::NodeStatus) -> Value {
         },
         "transfer": paths::addresses(node),
         "load": node.load.as_ref().map(load_json),
+        "kv_tokens": kv_tokens(node),
         "cached_tokens": cached_tokens(node),
         "placed": node.placed,
         "report_age_s": node.report_age_s,
@@ -197,6 +231,7 @@ mod tests {
             address: "http://127.0.0.1:9".into(),
             kv_class: "cpu-int8-3".into(),
             layout: Some(layout),
+            context_length: 2048,
             ..Default::default()
         };
         let load = v1::Load {
@@ -233,9 +268,9 @@ mod tests {
         };
         assert_eq!(unjoined_json(&unjoined)["state"], "unreachable");
         let expected = "\
-NAME       ROLE     STATE        RUNNING  WAITING  PLACED  KV BLOCKS  REPORT      GENERATION  KV DTYPE  KV CLASS    ADDRESS
-prefill-0  prefill  lost         -        -        4       -          12.0 s ago  1a          int8      cpu-int8-3  http://127.0.0.1:9
-decode-1   decode   unreachable  -        -        -       -          1.5 s ago   2b          -         -           http://10.9.9.9:7100
+NAME       ROLE     STATE        RUNNING  WAITING  PLACED  KV BLOCKS  REPORT      KV TOKENS  CONTEXT  GENERATION  KV DTYPE  KV CLASS    ADDRESS
+prefill-0  prefill  lost         -        -        4       -          12.0 s ago  -          2048     1a          int8      cpu-int8-3  http://127.0.0.1:9
+decode-1   decode   unreachable  -        -        -       -          1.5 s ago   -          -        2b          -         -           http://10.9.9.9:7100
 
 decode-1 is unreachable: cannot reach http://10.9.9.9:7100: Network is unreachable";
         let listed = v1::ListNodesResponse { nodes: vec![lost], unjoined: vec![unjoined] };
@@ -258,6 +293,8 @@ decode-1 is unreachable: cannot reach http://10.9.9.9:7100: Network is unreachab
                 "4",
                 "40/100",
                 "0.2 s ago",
+                "1600",
+                "2048",
                 "1a",
                 "int8",
                 "cpu-int8-3",
@@ -265,7 +302,8 @@ decode-1 is unreachable: cannot reach http://10.9.9.9:7100: Network is unreachab
             ]
         );
         let text = render(&v1::ListNodesResponse { nodes: vec![node()], unjoined: Vec::new() }, false, Paint::none());
-        assert!(text.lines().all(|line| line.len() <= 80) && text.ends_with("0.2 s ago"), "{text}");
+        let sizes = "0.2 s ago\n\nKV cache, tokens: 1600 prefill, 0 decode. Context: 2048 tokens.";
+        assert!(text.lines().all(|line| line.len() <= 80) && text.ends_with(sizes), "{text}");
     }
 
     #[test]

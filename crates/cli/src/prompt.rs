@@ -5,11 +5,12 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use baton_proto::v1::generate_request::Prompt;
+use baton_proto::v1::structured_output::Form;
 use baton_proto::{MAX_MESSAGE_BYTES, v1};
 use clap::Args;
 use serde_json::Value;
 
-use crate::args::{PlacementArgs, RequestArgs, parse_file};
+use crate::args::{GenerateArgs, PlacementArgs, RequestArgs, parse_file};
 use crate::error::CliError;
 
 /// Most bytes read of a file: what a message to the conductor can hold, with room for everything
@@ -59,6 +60,56 @@ impl PromptArgs {
         }
         Ok(conversation(vec![message("user", text)]))
     }
+}
+
+impl GenerateArgs {
+    /// The request.
+    pub fn wire(&self) -> Result<v1::GenerateRequest, CliError> {
+        let mut prompt = self.prompt.load()?;
+        if let Prompt::Messages(messages) = &mut prompt {
+            messages.tools = self.tools()?;
+        }
+        let mut request = self.request.request(prompt);
+        request.n = self.n;
+        request.idempotency_key.clone_from(&self.idempotency_key);
+        let schema = self.schema.as_deref().map(|given| json("--schema", given).map(|(text, _)| text)).transpose()?;
+        if let Some(sampling) = &mut request.sampling {
+            sampling.logprobs = self.logprobs;
+            sampling.prompt_logprobs = self.prompt_logprobs;
+            sampling.structured_output =
+                schema.map(|schema| v1::StructuredOutput { form: Some(Form::JsonSchema(schema)) });
+        }
+        Ok(request)
+    }
+
+    /// The tools, each of which may stand alone or in a list.
+    fn tools(&self) -> Result<Vec<String>, CliError> {
+        let mut tools = Vec::new();
+        for given in &self.tool {
+            match json("--tool", given)? {
+                (_, Value::Array(list)) => tools.extend(list.into_iter().map(tool)),
+                (_, one) => tools.push(tool(one)),
+            }
+        }
+        Ok(tools)
+    }
+}
+
+/// A tool as the wire has it. One without its type is a function.
+fn tool(given: Value) -> String {
+    if given.get("type").is_some() || !given.is_object() {
+        return given.to_string();
+    }
+    let function = if given.get("function").is_some() { given["function"].clone() } else { given };
+    serde_json::json!({ "type": "function", "function": function }).to_string()
+}
+
+/// JSON that was given as it is, or as the file that has it: its text, and what it says.
+fn json(field: &str, given: &str) -> Result<(String, Value), CliError> {
+    let text =
+        if given.trim_start().starts_with(['{', '[']) { given.to_owned() } else { read(field, Path::new(given))? };
+    let value = serde_json::from_str(&text).map_err(|error| CliError::invalid(field, format!("not JSON: {error}")))?;
+    Ok((text, value))
 }
 
 impl RequestArgs {
@@ -249,6 +300,36 @@ mod tests {
         ] {
             let error = parse_messages(wrong).unwrap_err().to_string();
             assert!(error.starts_with(&format!("{field}: ")), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn schema_and_tools_are_files_or_json() {
+        use crate::args::{Cli, Command};
+        use clap::Parser;
+        let request = |flags: &[&str]| {
+            let cli = Cli::parse_from([&["baton", "generate", "x", "--n", "3"], flags].concat());
+            let Command::Generate(args) = cli.command else { panic!("another command") };
+            args.wire()
+        };
+        let schema = file(br#"{"type": "object"}"#);
+        let wrapped = file(br#"[{"type": "function", "function": {"name": "g"}}, {"name": "h"}]"#);
+        let path = |file: &tempfile::NamedTempFile| file.path().to_str().unwrap().to_owned();
+        let sent =
+            request(&["--schema", &path(&schema), "--tool", r#"{"name": "f"}"#, "--tool", &path(&wrapped)]).unwrap();
+        assert_eq!(sent.n, 3);
+        let form = sent.sampling.unwrap().structured_output.unwrap().form.unwrap();
+        assert_eq!(form, Form::JsonSchema(r#"{"type": "object"}"#.into()));
+        let Some(Prompt::Messages(prompt)) = sent.prompt else { panic!("{:?}", sent.prompt) };
+        let names = ["f", "g", "h"].map(|name| format!(r#"{{"type":"function","function":{{"name":"{name}"}}}}"#));
+        assert_eq!(prompt.tools, names);
+        for (flags, expected) in [
+            (["--schema", "{"], "--schema: not JSON: "),
+            (["--schema", "/nowhere"], "--schema: cannot read /nowhere: "),
+            (["--tool", "[1"], "--tool: not JSON: "),
+        ] {
+            let error = request(&flags).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
         }
     }
 

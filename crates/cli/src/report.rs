@@ -16,6 +16,8 @@ pub struct Record {
     accepted: v1::Accepted,
     token_ids: Vec<u32>,
     text: String,
+    reasoning: String,
+    tool_calls: Vec<ToolCall>,
     logprobs: Vec<v1::TokenLogprobs>,
     prompt_logprobs: Vec<v1::TokenLogprobs>,
     finished: Option<v1::Finished>,
@@ -23,11 +25,42 @@ pub struct Record {
     arrivals: Vec<Duration>,
     /// When the stream ended.
     ended: Duration,
+    /// Completions after the first.
+    others: Vec<Self>,
 }
 
 impl Record {
-    /// Takes one message in, `at` after the request was sent. Returns the text in it.
+    /// Nothing yet of a request for `n` completions.
+    pub fn of(n: u32) -> Self {
+        Self { others: (1..n).map(|_| Self::default()).collect(), ..Self::default() }
+    }
+
+    /// The completions, each with what all of them share.
+    pub fn completions(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(&self.others)
+    }
+
+    /// Takes one message in, `at` after the request was sent. Returns the text of the first
+    /// completion in it.
     pub fn take(&mut self, response: v1::GenerateResponse, at: Duration) -> Result<String, CliError> {
+        let is_shared = matches!(response.event, Some(Event::Accepted(_) | Event::PromptLogprobs(_)));
+        if is_shared {
+            for other in &mut self.others {
+                other.take_own(response.clone(), at)?;
+            }
+        }
+        match response.completion.checked_sub(1) {
+            None => self.take_own(response, at),
+            Some(other) => {
+                if let Some(other) = self.others.get_mut(other as usize) {
+                    other.take_own(response, at)?;
+                }
+                Ok(String::new())
+            }
+        }
+    }
+
+    fn take_own(&mut self, response: v1::GenerateResponse, at: Duration) -> Result<String, CliError> {
         self.ended = at;
         match response.event {
             Some(Event::Accepted(accepted)) => self.accepted = accepted,
@@ -51,12 +84,21 @@ impl Record {
         self.token_ids.extend(delta.token_ids);
         self.logprobs.extend(delta.logprobs);
         self.text.push_str(&delta.text);
+        self.reasoning.push_str(&delta.reasoning);
+        for piece in delta.tool_calls {
+            // A piece without a name belongs to the last call.
+            if !piece.name.is_empty() {
+                self.tool_calls.push(ToolCall { id: piece.id, name: piece.name, arguments: piece.arguments });
+            } else if let Some(call) = self.tool_calls.last_mut() {
+                call.arguments.push_str(&piece.arguments);
+            }
+        }
         Ok(delta.text)
     }
 
     /// Whether the last message has come.
     pub fn is_finished(&self) -> bool {
-        self.finished.is_some()
+        self.completions().all(|completion| completion.finished.is_some())
     }
 
     /// Empty until the request was placed.
@@ -67,6 +109,11 @@ impl Record {
     /// The text so far.
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// The tools that it asks for.
+    pub fn tool_calls(&self) -> &[ToolCall] {
+        &self.tool_calls
     }
 
     /// Log-probabilities of the output: the token, and its own beside the alternatives.
@@ -96,6 +143,8 @@ impl Record {
             prompt_token_ids: self.accepted.prompt_token_ids.clone(),
             token_ids: self.token_ids.clone(),
             text: self.text.clone(),
+            reasoning: self.reasoning.clone(),
+            tool_calls: self.tool_calls.clone(),
             finish_reason: finished.finish_reason,
             logprobs: self
                 .logprobs
@@ -151,6 +200,16 @@ fn named(name: String) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
+/// A call of a tool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ToolCall {
+    id: String,
+    /// The tool.
+    pub name: String,
+    /// A JSON object, as the model wrote it.
+    pub arguments: String,
+}
+
 /// What `baton generate --json` prints. Times in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
@@ -167,7 +226,9 @@ pub struct Report {
     prompt_token_ids: Vec<u32>,
     token_ids: Vec<u32>,
     text: String,
-    /// "stop" or "length".
+    reasoning: String,
+    tool_calls: Vec<ToolCall>,
+    /// "stop", "length" or "tool_calls".
     pub finish_reason: String,
     logprobs: Vec<Distribution>,
     prompt_logprobs: Vec<Distribution>,
@@ -307,14 +368,14 @@ mod tests {
     }
 
     fn top(token_id: u32, logprob: f32) -> v1::TopLogprob {
-        v1::TopLogprob { token_id, logprob, text: String::new() }
+        v1::TopLogprob { token_id, logprob, ..Default::default() }
     }
 
     fn delta(index: u32, token_ids: &[u32], text: &str, logprob: f32) -> v1::GenerateResponse {
         let top = vec![top(5, logprob), top(6, f32::NEG_INFINITY)];
         let logprobs = token_ids
             .iter()
-            .map(|_| v1::TokenLogprobs { logprob: Some(logprob), top: top.clone(), text: String::new() })
+            .map(|_| v1::TokenLogprobs { logprob: Some(logprob), top: top.clone(), ..Default::default() })
             .collect();
         response(Event::Delta(v1::Delta {
             index,
@@ -326,7 +387,7 @@ mod tests {
     }
 
     fn stream() -> Vec<v1::GenerateResponse> {
-        let position = |logprob| v1::TokenLogprobs { logprob, top: vec![top(2, -0.25)], text: String::new() };
+        let position = |logprob| v1::TokenLogprobs { logprob, top: vec![top(2, -0.25)], ..Default::default() };
         let transfer = v1::KvTransfer {
             bytes: 640,
             transport: "tcp".into(),
@@ -387,6 +448,38 @@ mod tests {
         assert_eq!(json["kv_transfer"], transfer);
         assert_eq!(json["timeline"]["client_ttft_s"], 2.0);
         assert_eq!(json["timeline"]["total_s"], 2.0);
+    }
+
+    #[test]
+    fn completions_of_one_request_are_kept_apart() {
+        let delta = |completion, text: &str, name: &str, arguments: &str| {
+            let call = v1::ToolCallDelta { name: name.into(), arguments: arguments.into(), ..Default::default() };
+            let tool_calls = if arguments.is_empty() { Vec::new() } else { vec![call] };
+            let delta = v1::Delta { text: text.into(), tool_calls, ..v1::Delta::default() };
+            v1::GenerateResponse { event: Some(Event::Delta(delta)), completion }
+        };
+        let mut record = Record::of(2);
+        let accepted = v1::Accepted { request_id: "r1".into(), ..v1::Accepted::default() };
+        let mut shown = String::new();
+        for response in [
+            response(Event::Accepted(accepted)),
+            delta(1, "b", "f", "{\"a\""),
+            delta(0, "a", "", ""),
+            delta(1, "", "", ": 1}"),
+            delta(7, "of no completion", "", ""),
+        ] {
+            shown += &record.take(response, Duration::ZERO).unwrap();
+        }
+        let texts: Vec<_> = record.completions().map(|one| (one.text(), one.request_id())).collect();
+        assert_eq!((texts, shown.as_str()), (vec![("a", "r1"), ("b", "r1")], "a"));
+        let [_, other] = &record.completions().map(Record::tool_calls).collect::<Vec<_>>()[..] else { panic!() };
+        assert_eq!((&*other[0].name, &*other[0].arguments), ("f", "{\"a\": 1}"));
+        for completion in [1, 0] {
+            assert!(!record.is_finished());
+            let event = Some(Event::Finished(Box::default()));
+            record.take(v1::GenerateResponse { event, completion }, Duration::ZERO).unwrap();
+        }
+        assert!(record.is_finished());
     }
 
     #[test]

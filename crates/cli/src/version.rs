@@ -16,11 +16,21 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 type Said = Result<v1::VersionResponse, String>;
 
 /// Prints the versions of this command and of each conductor, and which of them leads. That one is
-/// not reachable is no error.
-pub async fn run(addresses: &str, json: bool) -> Result<(), CliError> {
+/// not reachable is no error. That none is, is one if they were `given`: then they are asked for.
+pub async fn run(addresses: &str, given: bool, json: bool) -> Result<(), CliError> {
     let conductors = Conductor::each(addresses)?;
     let said = join_all(conductors.iter().map(ask)).await;
     let all: Vec<_> = conductors.iter().map(Conductor::address).zip(said).collect();
+    print(&all, json)?;
+    match all.first() {
+        Some((_, Err(reason))) if given && all.iter().all(|(_, said)| said.is_err()) => {
+            Err(CliError::Unreachable { address: addresses.to_owned(), reason: reason.clone() })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn print(all: &[(&str, Said)], json: bool) -> Result<(), CliError> {
     if json {
         let conductors: Vec<_> = all.iter().map(|(address, said)| to_json(address, said)).collect();
         let told = json!({ "version": VERSION, "protocol": PROTOCOL_VERSION, "conductors": conductors });

@@ -79,7 +79,7 @@ fn generate_prints_logprobs_as_table_after_the_text() {
 #[test]
 fn empty_environment_variable_counts_as_not_set() {
     let fake = Fake::start();
-    let mut command = baton(&fake, &["up", "--bin-dir", "/nowhere", "--conductor", "h:1"]);
+    let mut command = baton(&fake, &["up", "--bin-dir", "/nowhere"]);
     for name in ["BATON_CONDUCTOR", "BATON_ENGINE", "BATON_MODEL", "BATON_GRACE_S", "BATON_TRANSPORT", "BATON_LOG"] {
         command.env(name, "");
     }
@@ -299,6 +299,52 @@ fn cache_command_shows_looks_up_and_clears() {
     assert_eq!(out, "told to clear: prefill-0, decode-0\n");
     let (output, out, err) = run(&fake, &["cache", "clear", "x"]);
     assert_eq!((output.status.code(), out.as_str(), err.as_str()), (Some(2), "", "baton: node: no node 'x'\n"));
+}
+
+#[test]
+fn version_of_unreachable_conductors_fails_only_if_they_were_given() {
+    let at = |args: &[&str], variable: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+        command.env_remove("BATON_CONDUCTOR").args(args).stdin(Stdio::null());
+        variable.map(|address| command.env("BATON_CONDUCTOR", address));
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (status, out, err) = at(&["--conductor", "127.0.0.1:1", "version"], None);
+    assert_eq!(status, Some(4), "{err}");
+    assert!(out.starts_with("baton ") && err.starts_with("baton: no conductor answers at 127.0.0.1:1: "), "{out}{err}");
+    assert_eq!(at(&["version", "--json"], Some("127.0.0.1:1")).0, Some(4));
+}
+
+#[test]
+fn wrong_flag_is_a_json_error_under_json() {
+    let fake = Fake::start();
+    for (args, said) in [
+        (&["--json", "generate", "hi", "--nope"][..], "unexpected argument '--nope' found"),
+        (&["nodes", "--watch", "x", "--json"], "invalid value 'x' for '--watch"),
+        (&["--json", "nope"], "unrecognized subcommand 'nope'"),
+        (&["--json"], "'baton' requires a subcommand"),
+        (&["--json", "up", "--conductor", "h:1"], "invalid value 'h:1' for '--conductor <ADDR>': this command asks"),
+    ] {
+        let (output, out, err) = run(&fake, args);
+        let json: Value = serde_json::from_str(&err).unwrap_or_else(|error| panic!("{args:?}: {error}: {err}"));
+        assert_eq!((output.status.code(), out.as_str(), err.lines().count()), (Some(2), "", 1), "{args:?}");
+        let message = json["error"]["message"].as_str().unwrap();
+        assert!(message.starts_with(said) && !message.contains("Usage"), "{args:?}: {message}");
+        assert_eq!(json["error"]["kind"], "invalid");
+    }
+    let (output, out, _) = run(&fake, &["--json", "--version"]);
+    assert!(output.status.success() && out.starts_with("baton "), "{out}");
+}
+
+#[test]
+fn several_completions_are_printed_one_after_the_other() {
+    let fake = Fake::start();
+    let (_, out, err) = run(&fake, &["generate", "hi", "--n", "2"]);
+    assert_eq!((out.as_str(), err.as_str()), ("== 1 of 2 ==\nuser: hi|\n\n== 2 of 2 ==\nuser: hi|\n", ""));
+    let (_, out, _) = run(&fake, &["generate", "hi", "--n", "2", "--json"]);
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((json[0]["text"].as_str(), json[1]["text"].as_str()), (Some("user: hi|"), Some("user: hi|")));
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use clap::{Arg, Command, CommandFactory};
+use clap::{Arg, Command};
 
 /// Text in one line. Clap's has no stop at its end.
 fn line(text: Option<&impl ToString>) -> String {
@@ -62,12 +62,14 @@ fn section(page: &mut String, path: &str, command: &Command) {
 
 #[test]
 fn cli_page_equals_declared_command() {
-    let mut command = baton_cli::Cli::command();
+    let mut command = baton_cli::Cli::declared();
     command.build();
     let mut page = String::from(
         "# `baton`, the operator's command\n\nMade from the declarations in the code; a test keeps the two equal.\n\n\
          A command that fails says why in one line. Exit status 2 is a wrong argument, 3 overloaded, 4 nothing could \
-         serve,\n1 anything else. `baton bench serve` also ends with 4 if no request got its answer.\n\nIf a flag is \
+         serve,\n1 anything else. `baton bench serve` also ends with 4 if no request got its answer. `baton version` does if \
+         it\nwas given conductors, and none answers.\n\nWith `--json` the line is `{\"error\": {\"kind\", \"message\"}}`, also for a wrong \
+         flag.\n\nIf a flag is \
          not given, its environment variable counts, and else its default.\n",
     );
     section(&mut page, "baton", &command);

@@ -21,7 +21,7 @@ pub use cpu::{ComputeDtype, CpuEngine, CpuOptions, KvCapacity, UnknownComputeDty
 pub use engine::{Engine, LayerSlice, LogitsWanted, ModelInfo, SequenceStep, StepObserver, check_batch, check_slice};
 pub use error::EngineError;
 pub use kernels::Isa;
-pub use mock::{MOCK_VOCAB_SIZE, MockEngine, MockOptions};
+pub use mock::{MOCK_VOCAB_SIZE, MockAnswers, MockEngine, MockOptions};
 pub use sampler::{Sampled, logprobs, sample};
 
 #[cfg(target_endian = "big")]

@@ -13,6 +13,7 @@ pub mod settings;
 pub mod telemetry;
 
 mod clock;
+mod memory;
 mod shutdown;
 mod tasks;
 
@@ -20,6 +21,7 @@ pub use baton_types::{error_chain, innermost};
 pub use clock::{
     Clock, ManualClock, SystemClock, Waited, interval, new_generation, now, random_u64, sleep, sleep_until, within,
 };
+pub use memory::{available_memory, default_cache_bytes, model_bytes};
 pub use shutdown::{Drain, Phase, Shutdown, Signals};
 pub use tasks::{TaskFailure, TaskSet};
 pub use telemetry::{

@@ -41,7 +41,7 @@ pub use admission::{
 };
 pub use cluster::{
     Cluster, ClusterConfig, ClusterNode, DecodeExplanation, Explanation, LeftOut, MigrationChoice, NodeForecast,
-    NodeState, Policies, PrefillExplanation, PromptAtDecode, PromptsAtDecode, Verdict,
+    NodeState, Policies, PrefillExplanation, PromptAtDecode, PromptsAtDecode, SequenceLimits, Verdict,
 };
 pub use config::{
     DecodeConfig, InvalidConfig, KV_EVENTS_PER_MESSAGE, LAYER_DEADLINE, LEASE_DEADLINE, MAX_PREFIX_WAIT_PER_STEP,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::options::SimOptions;
 use crate::record::RequestRecord;
-use crate::trace::{BLOCK_TOKENS, Trace, TraceRequest};
+use crate::trace::{Trace, TraceRequest};
 use baton_profile::ModelProfile;
 
 /// Mean time to first token, seconds, of the window's requests if each were alone on a prefill node
@@ -26,14 +26,15 @@ fn prompts(trace: &Trace, options: &SimOptions) -> Vec<(u32, u32)> {
     let last = trace.requests.iter().map(|request| request.timestamp).max().unwrap_or_default();
     let mut seen = HashMap::<u64, u32>::new();
     let block = options.block_tokens;
+    let of_trace = trace.block_tokens;
     let mut prompt = |request: &TraceRequest| {
         let tokens = request.input_length;
         let held = |(index, id): (usize, &u64)| Some((index as u32, *seen.get(id)?));
         let held = request.hash_ids.iter().enumerate().map_while(held);
         // Of the trace's last block there may be a part.
-        let held = held.map(|(index, tokens)| index * BLOCK_TOKENS + tokens).last().unwrap_or(0);
+        let held = held.map(|(index, tokens)| index * of_trace + tokens).last().unwrap_or(0);
         for (index, id) in (0..).zip(&request.hash_ids) {
-            let part = (tokens - index * BLOCK_TOKENS).min(BLOCK_TOKENS);
+            let part = (tokens - index * of_trace).min(of_trace);
             let known = seen.entry(*id).or_default();
             *known = part.max(*known);
         }
@@ -143,6 +144,7 @@ mod tests {
 
     use super::*;
     use crate::options::Window;
+    use crate::trace::BLOCK_TOKENS;
 
     fn request(second: u64, input_length: u32, hash_ids: &[u64]) -> TraceRequest {
         let timestamp = Duration::from_secs(second);

@@ -39,4 +39,4 @@ pub use policy::{SimAdmission, SimPlacement};
 pub use record::{MAX_ANSWER_TOKENS, RequestRecord};
 pub use spread::Spread;
 pub use summary::{Ends, Summary};
-pub use trace::{BLOCK_TOKENS, Trace, TraceError, TraceRequest};
+pub use trace::{BLOCK_TOKENS, MAX_BLOCK_TOKENS, Trace, TraceError, TraceRequest};

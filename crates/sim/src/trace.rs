@@ -1,17 +1,31 @@
 //! What clients asked, and when: traces in the format of Mooncake's.
 
+mod block_size;
+mod line;
+
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 use std::time::Duration;
 
 use baton_types::ErrorKind;
-use serde_json::{Map, Value};
+use flate2::bufread::MultiGzDecoder;
 
 use crate::Random;
 
-/// Tokens per block of a trace.
+use block_size::BlockSize;
+use line::Line;
+
+/// Tokens per block of Mooncake's traces.
 pub const BLOCK_TOKENS: u32 = 512;
+/// Most tokens per block of a trace.
+pub const MAX_BLOCK_TOKENS: u32 = 1 << 20;
+/// First bytes of a file that gzip made.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+/// What some editors put before a text.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+/// Most bytes of a trace, unzipped.
+const MAX_BYTES: u64 = 8 << 30;
 /// Most lines taken.
 const MAX_LINES: usize = 10_000_000;
 /// Longest time from the first request to the last.
@@ -29,7 +43,7 @@ pub struct TraceRequest {
     /// Tokens of the answer.
     pub output_length: u32,
     /// Of the prompt's blocks, the last of which may be partial. Prefix-chained: the same id means
-    /// the same prompt up to there.
+    /// the same prompt up to there. The last id stands for all that is left of the prompt.
     pub hash_ids: Vec<u64>,
 }
 
@@ -57,8 +71,8 @@ pub enum TraceError {
         /// What is wrong, and what is taken.
         problem: String,
     },
-    /// There are too many lines.
-    #[error("more than {MAX_LINES} lines")]
+    /// The trace has too many lines, or bytes.
+    #[error("more than {MAX_LINES} lines, or {MAX_BYTES} bytes")]
     TooLong,
     /// It covers too much time.
     #[error("timestamps span {} days, and {} are taken", span.as_secs() / 86_400, MAX_SPAN.as_secs() / 86_400)]
@@ -82,30 +96,23 @@ impl TraceError {
 }
 
 impl Trace {
-    /// Reads a file of JSON lines; the name is the file's, without its extension.
-    pub fn open(path: &Path) -> Result<Self, TraceError> {
+    /// Reads a file of JSON lines, as [`read`](Self::read) does; the name is the file's, without
+    /// its extension.
+    pub fn open(path: &Path, block_tokens: Option<u32>) -> Result<Self, TraceError> {
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
-        Self::read(&name, BufReader::new(File::open(path)?))
+        Self::read(&name, BufReader::new(File::open(path)?), block_tokens)
     }
 
-    /// Reads JSON lines. Empty ones are skipped, and fields that are not known.
-    pub fn read(name: &str, mut input: impl BufRead) -> Result<Self, TraceError> {
-        let mut requests = Vec::new();
-        let mut text = Vec::new();
-        for line in 1.. {
-            text.clear();
-            if input.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut text)? == 0 {
-                break;
-            }
-            if line > MAX_LINES {
-                return Err(TraceError::TooLong);
-            }
-            if !text.trim_ascii().is_empty() {
-                let request = parse(&text).map_err(|(field, problem)| TraceError::Invalid { line, field, problem })?;
-                requests.push(request);
-            }
-        }
-        let mut trace = Self { name: name.to_owned(), requests, block_tokens: BLOCK_TOKENS };
+    /// Reads JSON lines, also if gzip made them smaller. Empty ones are skipped, and fields that
+    /// are not known. Without `block_tokens`, the prompts' lengths tell the size of the blocks.
+    pub fn read(name: &str, mut input: impl BufRead, block_tokens: Option<u32>) -> Result<Self, TraceError> {
+        let is_gzip = input.fill_buf()?.starts_with(&GZIP);
+        let (requests, block_tokens) = if is_gzip {
+            lines(BufReader::new(MultiGzDecoder::new(input)), block_tokens)?
+        } else {
+            lines(input, block_tokens)?
+        };
+        let mut trace = Self { name: name.to_owned(), requests, block_tokens };
         trace.sort();
         trace.rebase()?;
         Ok(trace)
@@ -160,64 +167,57 @@ impl Trace {
     }
 }
 
-/// The field that is wrong, and what is wrong with it.
-type Problem = (&'static str, String);
-
-fn parse(text: &[u8]) -> Result<TraceRequest, Problem> {
-    if text.len() as u64 > MAX_LINE_BYTES {
-        return Err(("line", format!("longer than {MAX_LINE_BYTES} bytes")));
+/// The requests, and the tokens per block.
+fn lines(mut input: impl BufRead, block_tokens: Option<u32>) -> Result<(Vec<TraceRequest>, u32), TraceError> {
+    let mut requests = Vec::new();
+    let mut block_size = BlockSize::new(block_tokens);
+    let mut text = Vec::new();
+    let mut bytes = 0;
+    for line in 1.. {
+        let invalid = |(field, problem)| TraceError::Invalid { line, field, problem };
+        text.clear();
+        let read = input.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut text);
+        let read = read.map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
+                invalid(("line", format!("gzip: {error}")))
+            }
+            _ => TraceError::Io(error),
+        })?;
+        if read == 0 {
+            break;
+        }
+        bytes += read as u64;
+        if line > MAX_LINES || bytes > MAX_BYTES {
+            return Err(TraceError::TooLong);
+        }
+        let text = text.strip_prefix(BYTE_ORDER_MARK).filter(|_| line == 1).unwrap_or(&text);
+        if !text.trim_ascii().is_empty() {
+            let request = Line::parse(text).and_then(|request| request.of_blocks(line, &mut block_size));
+            requests.push(request.map_err(invalid)?);
+        }
     }
-    let line: Map<String, Value> = serde_json::from_slice(text).map_err(|error| ("line", error.to_string()))?;
-    let input_length = tokens(&line, "input_length")?;
-    Ok(TraceRequest {
-        timestamp: timestamp(&line)?,
-        input_length,
-        output_length: tokens(&line, "output_length")?,
-        hash_ids: hash_ids(&line, input_length)?,
-    })
-}
-
-fn field<'a>(line: &'a Map<String, Value>, name: &'static str) -> Result<&'a Value, Problem> {
-    line.get(name).ok_or_else(|| (name, "missing".to_owned()))
-}
-
-fn timestamp(line: &Map<String, Value>) -> Result<Duration, Problem> {
-    let value = field(line, "timestamp")?;
-    let seconds = value.as_f64().map(|ms| Duration::try_from_secs_f64(ms / 1e3));
-    seconds.and_then(Result::ok).ok_or_else(|| ("timestamp", format!("{value} is not a time in milliseconds, from 0")))
-}
-
-fn tokens(line: &Map<String, Value>, name: &'static str) -> Result<u32, Problem> {
-    let value = field(line, name)?;
-    let tokens = value.as_u64().and_then(|tokens| u32::try_from(tokens).ok()).filter(|tokens| *tokens > 0);
-    tokens.ok_or_else(|| (name, format!("{value} is not a number of tokens, from 1")))
-}
-
-fn hash_ids(line: &Map<String, Value>, input_length: u32) -> Result<Vec<u64>, Problem> {
-    let problem = |problem| ("hash_ids", problem);
-    let values = field(line, "hash_ids")?.as_array().ok_or_else(|| problem("not a list".to_owned()))?;
-    let id = |value: &Value| value.as_u64().ok_or_else(|| problem(format!("{value} is not an id, from 0")));
-    let ids: Vec<_> = values.iter().map(id).collect::<Result<_, _>>()?;
-    let blocks = input_length.div_ceil(BLOCK_TOKENS) as usize;
-    if ids.len() != blocks {
-        return Err(problem(format!("{} ids, but {input_length} tokens are {blocks} blocks", ids.len())));
-    }
-    let mut sorted = ids.clone();
-    sorted.sort_unstable();
-    match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(twice) => Err(problem(format!("{} stands twice", twice[0]))),
-        None => Ok(ids),
-    }
+    Ok((requests, block_size.tokens()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+
     use super::*;
 
     const LINE: &str = r#"{"timestamp": 3, "input_length": 513, "output_length": 9, "hash_ids": [4, 5]}"#;
 
     fn read(text: &str) -> Result<Trace, TraceError> {
-        Trace::read("test", text.as_bytes())
+        Trace::read("test", text.as_bytes(), None)
+    }
+
+    fn gzip(text: &str) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(text.as_bytes()).unwrap();
+        encoder.finish().unwrap()
     }
 
     fn seconds(trace: &Trace) -> Vec<f64> {
@@ -241,8 +241,8 @@ mod tests {
 
     #[test]
     fn trace_fixture_is_read_whole() {
-        let trace = Trace::read("small", &include_bytes!("../tests/fixtures/small.jsonl")[..]).unwrap();
-        assert_eq!((trace.requests.len(), trace.blocks()), (200, 2_240));
+        let trace = Trace::read("small", &include_bytes!("../tests/fixtures/small.jsonl")[..], None).unwrap();
+        assert_eq!((trace.requests.len(), trace.blocks(), trace.block_tokens), (200, 2_240, 512));
     }
 
     #[test]
@@ -256,8 +256,10 @@ mod tests {
             ("513", "-513", "line 2: input_length: -513 is not a number of tokens, from 1"),
             ("513", "5000000000", "line 2: input_length: 5000000000 is not a number of tokens"),
             ("513", "0", "line 2: input_length: 0 is not"),
-            ("9,", "0,", "line 2: output_length: 0 is not"),
-            ("513", "1025", "line 2: hash_ids: 2 ids, but 1025 tokens are 3 blocks"),
+            ("9,", "-1,", "line 2: output_length: -1 is not a number of tokens, from 0 to 16777216"),
+            (", \"output_length\": 9", "", "line 2: output_length: missing"),
+            ("513", "1025", "line 2: hash_ids: 2 ids for 1025 tokens: the lines before have 257 to 512 tokens a block"),
+            ("[4, 5]", "[]", "line 2: hash_ids: 0 ids for 513 tokens: "),
             ("[4, 5]", "7", "line 2: hash_ids: not a list"),
             ("[4, 5]", "[4, -5]", "line 2: hash_ids: -5 is not an id, from 0"),
             ("[4, 5]", "[4, 4]", "line 2: hash_ids: 4 stands twice"),
@@ -273,6 +275,62 @@ mod tests {
     fn trace_line_beyond_the_length_limit_is_refused() {
         let error = read(&format!("{LINE}\n[{}]", "1,".repeat(1_000_000))).unwrap_err();
         assert_eq!(error.to_string(), "line 2: line: longer than 1000000 bytes");
+    }
+
+    #[test]
+    fn gzip_byte_order_mark_and_crlf_are_read() {
+        let text = format!("\u{feff}{LINE}\r\n\r\n{LINE}");
+        let expected = read(&format!("{LINE}\n{LINE}\n")).unwrap();
+        assert_eq!(read(&text).unwrap(), expected);
+        // As pigz and `cat` make them: one after the other.
+        let members = [gzip(&text), gzip(""), gzip("\n")].concat();
+        assert_eq!(Trace::read("test", &members[..], None).unwrap(), expected);
+    }
+
+    #[test]
+    fn broken_gzip_is_refused_with_its_line() {
+        let whole = gzip(&format!("{LINE}\n").repeat(3));
+        let cut = Trace::read("test", &whole[..whole.len() - 9], None).unwrap_err();
+        assert!(cut.to_string().starts_with("line ") && cut.to_string().contains(": line: gzip: "), "{cut}");
+        let bomb = gzip(&"0".repeat(MAX_LINE_BYTES as usize + 2));
+        let error = Trace::read("test", &bomb[..], None).unwrap_err().to_string();
+        assert_eq!(error, "line 1: line: longer than 1000000 bytes");
+    }
+
+    #[test]
+    fn output_length_0_counts_as_the_token_of_a_prefill() {
+        assert_eq!(read(&LINE.replace("9,", "0,")).unwrap().requests[0].output_length, 1);
+    }
+
+    #[test]
+    fn requests_without_hash_ids_share_no_prefix() {
+        let bare = LINE.replace(r#", "hash_ids": [4, 5]"#, "");
+        let null = LINE.replace("[4, 5]", "null");
+        let trace = read(&format!("{bare}\n{null}\n{LINE}\n")).unwrap();
+        let ids: Vec<_> = trace.requests.iter().flat_map(|request| &request.hash_ids).collect();
+        assert_eq!((ids.len(), trace.block_tokens), (4, 512));
+        assert!(!ids[1..].contains(&ids[0]) && !ids[2..].contains(&ids[1]));
+    }
+
+    #[test]
+    fn block_size_is_what_the_lengths_tell_or_what_is_given() {
+        let line = |length: u32, ids: u32| {
+            let ids: Vec<_> = (0..ids).collect();
+            format!(r#"{{"timestamp": 0, "input_length": {length}, "output_length": 1, "hash_ids": {ids:?}}}"#)
+        };
+        let of = |lines: &[(u32, u32)], given| {
+            let text: String = lines.iter().map(|(length, ids)| line(*length, *ids) + "\n").collect();
+            Trace::read("test", text.as_bytes(), given).map(|trace| trace.block_tokens)
+        };
+        assert_eq!(of(&[(100, 7), (33, 3)], None).unwrap(), 16);
+        assert_eq!(of(&[(1100, 2), (3000, 3)], None).unwrap(), 1024);
+        assert_eq!(of(&[(1000, 10), (101, 2)], None).unwrap(), 100);
+        assert_eq!(of(&[(100, 1), (512, 1)], None).unwrap(), 512, "Mooncake's if that fits");
+        assert_eq!(of(&[(100, 1)], Some(128)).unwrap(), 128);
+        let error = of(&[(100, 7), (33, 2)], Some(16)).unwrap_err().to_string();
+        assert_eq!(error, "line 2: hash_ids: 2 ids, but 33 tokens are 3 blocks of 16");
+        let error = of(&[(5, 9)], None).unwrap_err().to_string();
+        assert!(error.starts_with("line 1: hash_ids: 9 ids for 5 tokens: "), "{error}");
     }
 
     #[test]

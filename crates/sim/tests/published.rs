@@ -23,7 +23,7 @@ fn synthetic() -> Source {
 }
 
 fn open(source: &Source) -> Trace {
-    Trace::open(&source.path).expect("a trace")
+    Trace::open(&source.path, None).expect("a trace")
 }
 
 /// Leading blocks of each prompt that came before, as a part of all, in a cache that holds all.

@@ -47,6 +47,11 @@ impl Detokenizer {
         self
     }
 
+    /// Whether a token's text is part of the whole text.
+    pub fn shows(&self, token: TokenId) -> bool {
+        !self.skip_special || !self.vocabulary.is_special(token) || self.shown.contains(&token)
+    }
+
     /// Takes a token in; returns the text that is final now. A token whose last character is not
     /// whole yet is held back; a token beyond the vocabulary has no text.
     pub fn push(&mut self, token: TokenId) -> String {
@@ -62,17 +67,27 @@ impl Detokenizer {
         out
     }
 
-    pub(crate) fn push_to(&mut self, token: TokenId, out: &mut String) {
-        if self.skip_special && self.vocabulary.is_special(token) && !self.shown.contains(&token) {
-            return;
+    fn push_to(&mut self, token: TokenId, out: &mut String) {
+        if self.shows(token) {
+            self.utf8.push(bytes_of(token, &self.vocabulary, &mut self.drop_space), out);
         }
-        let mut bytes = self.vocabulary.bytes(token).unwrap_or_default();
-        if self.drop_space && !bytes.is_empty() && !self.vocabulary.is_special(token) {
-            bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
-            self.drop_space = false;
-        }
-        self.utf8.push(bytes, out);
     }
+
+    /// Adds the bytes of a token.
+    pub(crate) fn push_bytes(&mut self, token: TokenId, out: &mut Vec<u8>) {
+        if self.shows(token) {
+            out.extend_from_slice(bytes_of(token, &self.vocabulary, &mut self.drop_space));
+        }
+    }
+}
+
+fn bytes_of<'a>(token: TokenId, vocabulary: &'a Vocabulary, drop_space: &mut bool) -> &'a [u8] {
+    let bytes = vocabulary.bytes(token).unwrap_or_default();
+    if !*drop_space || bytes.is_empty() || vocabulary.is_special(token) {
+        return bytes;
+    }
+    *drop_space = false;
+    bytes.strip_prefix(b" ").unwrap_or(bytes)
 }
 
 #[cfg(test)]

@@ -142,12 +142,17 @@ impl Tokenizer {
 
     /// The text of a whole sequence of tokens; bytes that are no UTF-8 become U+FFFD.
     pub fn decode(&self, tokens: &[TokenId], options: DecodeOptions) -> String {
+        String::from_utf8_lossy(&self.decode_bytes(tokens, options)).into_owned()
+    }
+
+    /// The bytes of that text.
+    pub fn decode_bytes(&self, tokens: &[TokenId], options: DecodeOptions) -> Vec<u8> {
         let mut detokenizer = self.detokenizer_with(options);
-        let mut text = String::new();
+        let mut bytes = Vec::new();
         for &token in tokens {
-            detokenizer.push_to(token, &mut text);
+            detokenizer.push_bytes(token, &mut bytes);
         }
-        text + &detokenizer.finish()
+        bytes
     }
 
     /// For the output of one request: special tokens are left out, and the text continues a prompt.

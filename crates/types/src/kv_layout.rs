@@ -166,6 +166,22 @@ impl KvLayout {
         tokens.div_ceil(self.block_tokens as usize)
     }
 
+    /// Tokens that the arena holds.
+    pub const fn capacity_tokens(&self) -> u64 {
+        self.num_blocks as u64 * self.block_tokens as u64
+    }
+
+    /// Most tokens of one sequence, prompt and output together. The KV of its last token is never
+    /// computed.
+    pub fn max_sequence_tokens(&self, context_length: u32) -> u32 {
+        u32::try_from(self.capacity_tokens() + 1).map_or(context_length, |tokens| tokens.min(context_length))
+    }
+
+    /// Most tokens of a prompt: its output has one token at least.
+    pub fn max_prompt_tokens(&self, context_length: u32) -> u32 {
+        self.max_sequence_tokens(context_length).saturating_sub(1)
+    }
+
     /// Checks that blocks can move between this layout and `other`.
     pub fn check_compatible(&self, other: &Self) -> Result<(), LayoutMismatch> {
         let differ = |field, ours: String, theirs: String| {

@@ -386,6 +386,17 @@ impl NodeInfo {
     pub fn start(&self) -> NodeStart {
         NodeStart { node: self.node.clone(), generation: self.generation }
     }
+
+    /// Most tokens of one sequence, prompt and output together, that its context and its arena
+    /// hold.
+    pub fn max_sequence_tokens(&self) -> u32 {
+        self.layout.max_sequence_tokens(self.context_length)
+    }
+
+    /// Most tokens of a prompt that its context and its arena hold.
+    pub fn max_prompt_tokens(&self) -> u32 {
+        self.layout.max_prompt_tokens(self.context_length)
+    }
 }
 
 /// Seed of the cost models, measured by the node at start; seconds.

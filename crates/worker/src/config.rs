@@ -55,8 +55,12 @@ baton_runtime::settings! {
         growth_blocks: u32 = 4, "N";
         /// Give the KV arena this many blocks; 0 takes what `cache_bytes` has room for.
         cache_blocks: u32 = 0, "N";
-        /// Give the KV arena this many bytes, if `cache_blocks` is 0.
-        cache_bytes: u64 = 1 << 30, "BYTES";
+        /// Give the KV arena this many bytes, if `cache_blocks` is 0. If unset, half of the memory
+        /// that the weights leave free is used, in equal parts by the nodes of one `baton up`.
+        cache_bytes: Option<u64> = None, "BYTES";
+        /// Take at most this many tokens of prompt and output together; if unset, the model's
+        /// context length.
+        max_model_len: Option<u32> = None, "N";
         /// Also write full KV blocks to this local SSD folder, and read them back after their
         /// eviction from memory. If unset, there is no SSD tier.
         ssd_folder: Option<PathBuf> = None, "DIR";
@@ -84,6 +88,9 @@ baton_runtime::settings! {
         mock_profile: Option<String> = None, "PROFILE";
         /// Mock engine: use this many bytes of KV per token, a multiple of 64.
         mock_kv_bytes: u32 = 64, "N";
+        /// Mock engine: give the answers of this JSON file, one per turn of the assistant. The
+        /// context is 131072 tokens then.
+        mock_answers: Option<PathBuf> = None, "FILE";
         /// Mock engine: never end a step that computes this token.
         mock_stuck_token: Option<u32> = None, "ID";
         /// End the node if a step makes no progress for this long, in seconds. The engine counts as

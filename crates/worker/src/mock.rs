@@ -1,9 +1,10 @@
 //! What the settings make of a mock node: the engine's time, the sizes and the start-up profile of
 //! the model that it stands for.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engine::MockOptions;
+use baton_engine::{MockAnswers, MockOptions};
 use baton_profile::{CONTEXT_TOKENS, ModelProfile, StepCost};
 use baton_runtime::settings::BadSetting;
 use baton_runtime::{error_chain, random_u64};
@@ -35,9 +36,32 @@ pub(crate) fn take_profile(settings: &mut Settings, role: NodeRole) -> anyhow::R
     Ok(Some(profile))
 }
 
+/// Context of a mock that gives answers, as models of agents have; in blocks of 16 tokens its arena
+/// holds two.
+const ANSWERS_CONTEXT_TOKENS: u32 = 131_072;
+const ANSWERS_BLOCKS: u32 = 16_384;
+
+/// The answers that `mock_answers` names, if it does.
+fn answers(settings: &Settings) -> Result<Option<Arc<MockAnswers>>, BadSetting> {
+    let Some(path) = &settings.mock_answers else { return Ok(None) };
+    let bad = |problem: String| BadSetting::invalid("mock_answers", format!("{}: {problem}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
+    Ok(Some(Arc::new(MockAnswers::parse(&text).map_err(bad)?)))
+}
+
 /// The engine's options.
-pub(crate) fn mock_options(settings: &Settings, role: NodeRole, profile: Option<&ModelProfile>) -> MockOptions {
-    let defaults = MockOptions::default();
+pub(crate) fn mock_options(
+    settings: &Settings,
+    role: NodeRole,
+    profile: Option<&ModelProfile>,
+) -> Result<MockOptions, BadSetting> {
+    let answers = answers(settings)?;
+    let defaults = match &answers {
+        None => MockOptions::default(),
+        Some(_) => {
+            MockOptions { context_length: ANSWERS_CONTEXT_TOKENS, num_blocks: ANSWERS_BLOCKS, ..MockOptions::default() }
+        }
+    };
     let cost = match (profile, role) {
         (Some(profile), NodeRole::Prefill) => profile.prefill_cost(),
         (Some(profile), NodeRole::Decode) => profile.decode_cost(),
@@ -47,7 +71,7 @@ pub(crate) fn mock_options(settings: &Settings, role: NodeRole, profile: Option<
             ..defaults.cost
         },
     };
-    MockOptions {
+    Ok(MockOptions {
         kv_bytes_per_token: settings.mock_kv_bytes,
         block_tokens: settings.block_tokens,
         num_blocks: if settings.cache_blocks > 0 { settings.cache_blocks } else { defaults.num_blocks },
@@ -55,8 +79,9 @@ pub(crate) fn mock_options(settings: &Settings, role: NodeRole, profile: Option<
         cost,
         seed: random_u64(),
         stuck_token: settings.mock_stuck_token,
+        answers,
         ..defaults
-    }
+    })
 }
 
 /// The start-up profile: the model's own numbers.
@@ -102,11 +127,11 @@ mod tests {
     fn mock_node_has_the_size_and_times_of_its_profile() {
         let (settings, profile) = taken(NodeRole::Prefill);
         assert_eq!((settings.chunk_tokens, settings.max_running, settings.cache_blocks), (1024, 512, 5859));
-        let options = mock_options(&settings, NodeRole::Prefill, Some(&profile));
+        let options = mock_options(&settings, NodeRole::Prefill, Some(&profile)).unwrap();
         assert_eq!((options.cost, options.num_blocks, options.kv_bytes_per_token), (profile.prefill_cost(), 5859, 64));
         let (settings, profile) = taken(NodeRole::Decode);
         assert_eq!(u64::from(settings.cache_blocks), profile.decode_kv_tokens / 512);
-        assert_eq!(mock_options(&settings, NodeRole::Decode, Some(&profile)).cost, profile.decode_cost());
+        assert_eq!(mock_options(&settings, NodeRole::Decode, Some(&profile)).unwrap().cost, profile.decode_cost());
         let told = node_profile(&settings, &profile);
         assert_eq!((told.decode_base, told.prefill_per_token), (profile.decode_base, profile.prefill_per_token));
     }
@@ -123,8 +148,20 @@ mod tests {
         let mut settings = Settings { engine: "mock".into(), mock_base_us: 3, ..Settings::default() };
         assert_eq!(take_profile(&mut settings, NodeRole::Prefill).unwrap(), None);
         assert_eq!((settings.chunk_tokens, settings.max_running, settings.cache_blocks), (512, 64, 0));
-        let options = mock_options(&settings, NodeRole::Prefill, None);
+        let options = mock_options(&settings, NodeRole::Prefill, None).unwrap();
         assert_eq!((options.cost.base, options.num_blocks, options.context_length), (3e-6, 4096, 32_768));
+    }
+
+    #[test]
+    fn answers_of_a_file_come_with_the_context_of_agents() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut settings = Settings { engine: "mock".into(), ..Settings::default() };
+        settings.mock_answers = Some(file.path().to_owned());
+        let said = mock_options(&settings, NodeRole::Decode, None).unwrap_err().to_string();
+        assert!(said.starts_with(&format!("mock_answers: {}: EOF", file.path().display())), "{said}");
+        std::fs::write(file.path(), r#"[{"text": "Hi."}]"#).unwrap();
+        let options = mock_options(&settings, NodeRole::Decode, None).unwrap();
+        assert_eq!((options.context_length, options.num_blocks, options.answers.is_some()), (131_072, 16_384, true));
     }
 
     #[test]

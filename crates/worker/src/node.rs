@@ -16,7 +16,8 @@ use baton_runtime::serve::Protocol;
 use baton_runtime::settings::{BadSetting, seconds, within};
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{
-    Clock, Drain, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, error_chain, new_generation, random_u64,
+    Clock, Drain, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, available_memory, default_cache_bytes,
+    error_chain, model_bytes, new_generation, random_u64,
 };
 use baton_scheduler::{InvalidConfig, ModelConfig, REPORT_INTERVAL};
 use baton_text::Tokenizer;
@@ -40,7 +41,7 @@ use crate::node_loop::{NodeLoop, NotReady, Role};
 use crate::pacer::LinkPacer;
 use crate::profile::profile;
 use crate::readiness::{Readiness, Ready};
-use crate::register::{Name, keep_registered, names};
+use crate::register::{Name, names, start_registration};
 use crate::service::NodeService;
 use crate::sessions::Sessions;
 use crate::transfer::TransferView;
@@ -190,7 +191,14 @@ pub(crate) async fn start<R: Role>(mut settings: Settings, around: NodeContext) 
         move || load_model(&settings, R::ROLE, played.as_ref(), engine)
     };
     let model = tokio::task::spawn_blocking(loading).await.context("loading the model")??;
-    let info = Arc::new(node_info(&settings, checked.node.clone(), R::ROLE, generation, &address, &model));
+    let info = Arc::new(node_info(&settings, checked.node.clone(), R::ROLE, generation, &address, &model)?);
+    tracing::info!(
+        kv_tokens = info.layout.capacity_tokens(),
+        kv_bytes = info.layout.arena_bytes(),
+        max_model_len = info.max_sequence_tokens(),
+        context_length = model.engine.model().context_length,
+        "KV cache"
+    );
     let LoadedModel { engine, grammars, .. } = model;
     let arena = engine.arena().clone();
     let (segment, descriptor) = transfer.register(arena.region().clone()).context("registering the arena")?;
@@ -273,7 +281,7 @@ async fn serve_role<R: Role>(
     crate::http::start(ports.http, telemetry, readiness, &tasks);
     start_loop(node_loop, &tasks);
     for conductor in checked.conductors {
-        start_registration(conductor, &info, &tasks, Arc::clone(&clock));
+        start_registration(conductor, Arc::clone(&info), &tasks, shutdown.clone(), Arc::clone(&clock));
     }
     Ok(Serving { info, http, transfer, transports, grace: checked.grace, tasks, shutdown })
 }
@@ -424,9 +432,27 @@ fn check_memory(settings: &Settings, layout: &KvLayout, meminfo: &str) -> Result
     let arena_bytes = layout.arena_bytes() as u64;
     let Some(memory_bytes) = total_memory(meminfo).filter(|memory| arena_bytes > *memory) else { return Ok(()) };
     let key = setting_of(settings, "kv_capacity");
-    let value = if key == "cache_blocks" { settings.cache_blocks.into() } else { settings.cache_bytes };
+    let value = if key == "cache_blocks" { settings.cache_blocks.into() } else { cache_bytes(settings) };
     let problem = format!("{value}, an arena of {arena_bytes} bytes, but this machine has {memory_bytes} bytes");
     Err(BadSetting::invalid(key, problem))
+}
+
+/// Bytes of the KV arena, if no number of blocks is set.
+fn cache_bytes(settings: &Settings) -> u64 {
+    settings.cache_bytes.unwrap_or_else(|| {
+        let weights = settings.model.as_deref().map_or(0, model_bytes);
+        default_cache_bytes(available_memory().unwrap_or(0), weights, 1)
+    })
+}
+
+/// Tokens of prompt and output together that the node takes, of a model with this context.
+fn max_model_len(settings: &Settings, context_length: u32) -> Result<u32, BadSetting> {
+    let Some(wanted) = settings.max_model_len else { return Ok(context_length) };
+    if (2..=context_length).contains(&wanted) {
+        return Ok(wanted);
+    }
+    let problem = format!("{wanted}, but must be 2 to {context_length}, the context length of the model");
+    Err(BadSetting::invalid("max_model_len", problem))
 }
 
 /// Bytes.
@@ -439,7 +465,7 @@ fn total_memory(meminfo: &str) -> Option<u64> {
 fn load_engine(settings: &Settings, role: NodeRole, played: Option<&ModelProfile>) -> anyhow::Result<Box<dyn Engine>> {
     match settings.engine.as_str() {
         "mock" => {
-            let engine = MockEngine::new(mock_options(settings, role, played));
+            let engine = MockEngine::new(mock_options(settings, role, played)?);
             Ok(Box::new(engine.map_err(|error| not_loaded(settings, error))?))
         }
         "cpu" => {
@@ -507,7 +533,7 @@ fn load_cpu(path: &Path, settings: &Settings) -> Result<CpuEngine, EngineError> 
         compute_dtype: settings.compute_dtype,
         block_tokens: settings.block_tokens,
         kv_capacity: match settings.cache_blocks {
-            0 => KvCapacity::Bytes(settings.cache_bytes),
+            0 => KvCapacity::Bytes(cache_bytes(settings)),
             blocks => KvCapacity::Blocks(blocks),
         },
         ..CpuOptions::default()
@@ -530,21 +556,21 @@ fn node_info(
     generation: baton_types::Generation,
     grpc: &str,
     LoadedModel { engine, grammars, profile }: &LoadedModel,
-) -> NodeInfo {
+) -> Result<NodeInfo, BadSetting> {
     let model = engine.model();
-    NodeInfo {
+    Ok(NodeInfo {
         node,
         role,
         generation,
         address: format!("http://{grpc}"),
         model: settings.model_name.clone().unwrap_or_else(|| served_name(settings, &model.name)),
         vocab_size: model.vocab_size,
-        context_length: model.context_length,
+        context_length: max_model_len(settings, model.context_length)?,
         kv_class: model.kv_class.clone(),
         layout: engine.arena().layout().clone(),
         profile: *profile,
         vocabulary: grammars.digest().to_owned(),
-    }
+    })
 }
 
 /// As the conductor makes it from the same settings.
@@ -639,18 +665,6 @@ fn usual_layer(info: &NodeInfo) -> Duration {
     Duration::try_from_secs_f64(prompts.max(batch) / layers).unwrap_or_default()
 }
 
-fn start_registration(conductor: Name, info: &Arc<NodeInfo>, tasks: &TaskSet, clock: Arc<dyn Clock>) {
-    let info = Arc::clone(info);
-    let end = tasks.clone();
-    tasks.spawn("registration", async move {
-        tokio::select! {
-            () = keep_registered(&conductor, &info, &*clock) => {}
-            () = end.cancelled() => {}
-        }
-        Ok::<(), anyhow::Error>(())
-    });
-}
-
 /// Folds histograms: without it they grow until they are asked for.
 fn start_upkeep(telemetry: Telemetry, tasks: &TaskSet) {
     let end = tasks.clone();
@@ -670,6 +684,7 @@ fn announce(Serving { info, http, transfer, transports, .. }: &Serving) {
     let transfer = transfer.local_addr();
     let ready = serde_json::json!({
         "role": info.role.as_str(), "node": info.node.as_str(), "grpc": grpc, "http": http.to_string(), "transfer": transfer.to_string(),
+        "kv_tokens": info.layout.capacity_tokens(), "max_model_len": info.max_sequence_tokens(),
     });
     println!("READY {ready}");
     tracing::info!(node = %info.node, grpc, %http, %transfer, transports, "serving");
@@ -698,7 +713,7 @@ mod tests {
             dtype: KvDtype::F16,
             num_blocks: 32,
         };
-        let settings = Settings { cache_bytes: 140_000, ..Settings::default() };
+        let settings = Settings { cache_bytes: Some(140_000), ..Settings::default() };
         let checked = |settings: &Settings, kib: u32| {
             let meminfo = format!(
                 "MemTotal:      {kib} kB

@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use baton_proto::{PROTOCOL_VERSION, check_protocol_version, url, v1};
-use baton_runtime::Clock;
 use baton_runtime::settings::BadSetting;
+use baton_runtime::{Clock, Phase, Shutdown, TaskSet};
 use baton_types::{ErrorKind, NodeInfo};
 use futures::StreamExt;
 use futures::future::{AbortHandle, Aborted, BoxFuture, abortable};
@@ -68,8 +69,30 @@ impl Name {
     }
 }
 
+/// Registers with all conductors of a name, until this node goes down: the sessions that it has are
+/// told of that.
+pub fn start_registration(
+    conductor: Name,
+    info: Arc<NodeInfo>,
+    tasks: &TaskSet,
+    shutdown: Shutdown,
+    clock: Arc<dyn Clock>,
+) {
+    let end = tasks.clone();
+    tasks.spawn("registration", async move {
+        tokio::select! {
+            () = keep_registered(&conductor, &info, &*clock) => {}
+            // Conductors that go down at the same time are no news.
+            () = shutdown.wait_for(Phase::NotReady) => {}
+            () = end.cancelled() => {}
+        }
+        end.cancelled().await;
+        Ok::<(), anyhow::Error>(())
+    });
+}
+
 /// Registers with all conductors of a name, for ever.
-pub async fn keep_registered(name: &Name, info: &NodeInfo, clock: &dyn Clock) {
+async fn keep_registered(name: &Name, info: &NodeInfo, clock: &dyn Clock) {
     let register = |address: SocketAddr| -> BoxFuture<'_, ()> {
         Box::pin(async move { register_at(&format!("http://{address}"), info, clock).await })
     };
@@ -232,6 +255,7 @@ mod tests {
     use std::sync::Mutex;
 
     use baton_proto::v1::node_registration_server::{NodeRegistration, NodeRegistrationServer};
+    use baton_runtime::SystemClock;
     use baton_types::{Generation, KvDtype, KvLayout, NodeId, NodeProfile, NodeRole};
     use tokio::net::TcpListener;
     use tokio::sync::mpsc;
@@ -314,20 +338,46 @@ mod tests {
         assert_eq!((logged("", 1), logged("no route", 2)), (0, 1), "it had one in between");
     }
 
-    #[tokio::test]
-    async fn node_registers_periodically_and_backs_off_after_failures() {
+    /// A conductor that gives these answers; its address, and the nodes that come.
+    async fn scripted(
+        tasks: &TaskSet,
+        answers: VecDeque<Result<u32, ErrorKind>>,
+    ) -> (SocketAddr, mpsc::UnboundedReceiver<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let away = Err(ErrorKind::Unavailable);
-        let answers = Mutex::new([away, away, Ok(2000), Ok(2000), away, Err(ErrorKind::Invalid), Ok(2000)].into());
-        let (came, mut coming) = mpsc::unbounded_channel();
-        let tasks = baton_runtime::TaskSet::new();
+        let answers = Mutex::new(answers);
+        let (came, coming) = mpsc::unbounded_channel();
         let end = tasks.clone();
         tasks.spawn("conductor", async move {
             let server = tonic::transport::Server::builder()
                 .add_service(NodeRegistrationServer::new(Scripted { answers, came }));
             server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), end.cancelled()).await
         });
+        (address, coming)
+    }
+
+    #[tokio::test]
+    async fn node_that_goes_down_registers_no_more() {
+        let tasks = TaskSet::new();
+        let (address, mut coming) = scripted(&tasks, [Ok(100), Ok(100), Ok(100)].into()).await;
+        let conductor = names(&address.to_string()).unwrap().remove(0);
+        let shutdown = Shutdown::new();
+        let clock = Arc::new(SystemClock);
+        start_registration(conductor, Arc::new(info()), &tasks, shutdown.clone(), clock.clone());
+        assert_eq!(soon("the node", coming.recv()).await.as_deref(), Some("p0"));
+        shutdown.advance(Phase::NotReady);
+        // Twice as long as it would wait.
+        clock.sleep(Duration::from_millis(200)).await;
+        assert!(coming.try_recv().is_err());
+        tasks.join(Duration::from_secs(5)).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn node_registers_periodically_and_backs_off_after_failures() {
+        let tasks = TaskSet::new();
+        let away = Err(ErrorKind::Unavailable);
+        let answers = [away, away, Ok(2000), Ok(2000), away, Err(ErrorKind::Invalid), Ok(2000)];
+        let (address, mut coming) = scripted(&tasks, answers.into()).await;
         let clock = TestClock::default();
         let info = info();
         let conductor = format!("http://{address}");

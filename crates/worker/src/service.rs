@@ -284,7 +284,7 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         Ok(Response::new(v1::ReleaseLeaseReply {}))
     }
 
-    async fn handoff(&self, request: Request<v1::Handoff>) -> Result<Response<v1::HandoffReply>, Status> {
+    async fn handoff(&self, request: Request<v1::HandoffRequest>) -> Result<Response<v1::HandoffReply>, Status> {
         self.check_decodes()?;
         let handoff = Handoff::try_from(request.into_inner())?;
         // It must not be refused for a flood of other calls: all of the prompt would be computed

@@ -276,7 +276,7 @@ impl World {
     /// Starts a node.
     pub async fn start<R: Role>(&self, settings: Settings) -> TestNode {
         let hold = EngineHold::default();
-        let engine = MockEngine::new(mock_options(&settings, R::ROLE, None)).expect("an engine");
+        let engine = MockEngine::new(mock_options(&settings, R::ROLE, None).expect("no file")).expect("an engine");
         let around = NodeContext {
             clock: Arc::new(self.clock.clone()),
             telemetry: telemetry(),

@@ -1,5 +1,7 @@
 //! What nodes tell conductors: events of requests, timelines, prefix events.
 
+use std::borrow::Cow;
+
 use baton_types as d;
 
 use super::{InvalidMessage, count, hash, key, required, seconds, total};
@@ -7,8 +9,31 @@ use crate::v1 as w;
 
 impl From<&d::TokenLogprobs> for w::TokenLogprobs {
     fn from(l: &d::TokenLogprobs) -> Self {
-        let top = l.top.iter().map(|t| w::TopLogprob { token_id: t.token, logprob: t.logprob, text: String::new() });
-        Self { logprob: l.logprob, top: top.collect(), text: String::new() }
+        let top = l.top.iter();
+        let top = top.map(|t| w::TopLogprob { token_id: t.token, logprob: t.logprob, ..Default::default() });
+        Self { logprob: l.logprob, top: top.collect(), ..Default::default() }
+    }
+}
+
+impl w::TokenLogprobs {
+    /// The bytes of the sampled token.
+    pub fn bytes(&self) -> &[u8] {
+        if self.token_bytes.is_empty() { self.text.as_bytes() } else { &self.token_bytes }
+    }
+}
+
+impl w::TopLogprob {
+    /// The bytes of the token.
+    pub fn bytes(&self) -> &[u8] {
+        if self.token_bytes.is_empty() { self.text.as_bytes() } else { &self.token_bytes }
+    }
+}
+
+/// A token's `text` and `token_bytes`, which is empty if the text shows all of them.
+pub fn token_text(bytes: &[u8]) -> (String, Vec<u8>) {
+    match String::from_utf8_lossy(bytes) {
+        Cow::Borrowed(text) => (text.to_owned(), Vec::new()),
+        Cow::Owned(text) => (text, bytes.to_vec()),
     }
 }
 

@@ -26,7 +26,7 @@ impl From<&d::ToLeader> for w::FollowerMessage {
             d::ToLeader::Ask(d::Question::Place(question)) => Message::Place(question_to_wire(question)),
             d::ToLeader::Ask(d::Question::Explain(question)) => Message::Explain(question_to_wire(question)),
             d::ToLeader::Ask(d::Question::Reselect { key, from }) => {
-                Message::Reselect(w::ReselectQuestion { key: Some((*key).into()), from: from.to_string() })
+                Message::Reselect(w::ReselectQuestion { key: Some((*key).into()), from_node: from.to_string() })
             }
             d::ToLeader::Ask(d::Question::Migrate(question)) => Message::Migrate(migration_question_to_wire(question)),
             d::ToLeader::LedgerUpdate(key, entry) => Message::Update(ledger_update_to_wire(*key, entry)),
@@ -50,9 +50,10 @@ impl TryFrom<w::FollowerMessage> for d::ToLeader {
             }
             Message::Place(question) => Self::Ask(d::Question::Place(place_question(question)?)),
             Message::Explain(question) => Self::Ask(d::Question::Explain(place_question(question)?)),
-            Message::Reselect(question) => {
-                Self::Ask(d::Question::Reselect { key: key(question.key)?, from: node_id("from", &question.from)? })
-            }
+            Message::Reselect(question) => Self::Ask(d::Question::Reselect {
+                key: key(question.key)?,
+                from: node_id("from_node", &question.from_node)?,
+            }),
             Message::Migrate(question) => Self::Ask(d::Question::Migrate(migration_question(question)?)),
             Message::Update(entry) => {
                 let (key, entry) = ledger_update(entry)?;
@@ -236,7 +237,7 @@ fn assignment_to_wire(to: &Assignment) -> w::PlacedAttempt {
         prefill: placement.prefill.to_string(),
         partial_prefill_tokens: placement.partial_prefill_tokens,
         fetch: placement.fetch.as_ref().map(|fetch| w::PlannedFetch {
-            from: fetch.from.to_string(),
+            from_node: fetch.from.to_string(),
             tokens: fetch.tokens,
             bytes: fetch.bytes,
         }),
@@ -272,7 +273,7 @@ fn answer(answer: Option<Answer>) -> Result<Result<Assignment, d::Refusal>, Inva
 fn assignment(placed: w::PlacedAttempt) -> Result<Assignment, InvalidMessage> {
     let fetch = |fetch: w::PlannedFetch| {
         Ok(d::PrefixFetch {
-            from: node_id("placed.fetch.from", &fetch.from)?,
+            from: node_id("placed.fetch.from_node", &fetch.from_node)?,
             tokens: count("placed.fetch.tokens", fetch.tokens)?,
             bytes: fetch.bytes,
         })
@@ -340,8 +341,8 @@ fn migration_question_to_wire(question: &d::MigrationQuestion) -> w::MigrationQu
 fn ledger_update_to_wire(key: RequestKey, entry: &LedgerEntry) -> w::LedgerUpdate {
     let entry = match entry {
         LedgerEntry::Fetched { way, report } => {
-            let (from, to) = way.as_ref().map(|(from, to)| (from.to_string(), to.to_string())).unwrap_or_default();
-            Entry::Fetched(w::FetchReported { from, to, report: Some(report.into()) })
+            let (from_node, to) = way.as_ref().map(|(from, to)| (from.to_string(), to.to_string())).unwrap_or_default();
+            Entry::Fetched(w::FetchReported { from_node, to, report: Some(report.into()) })
         }
         LedgerEntry::Pushed { to, transfer } => {
             Entry::Pushed(w::PushReported { to: to.to_string(), transfer: Some(transfer.into()) })
@@ -356,8 +357,8 @@ fn ledger_update_to_wire(key: RequestKey, entry: &LedgerEntry) -> w::LedgerUpdat
 fn ledger_update(update: w::LedgerUpdate) -> Result<(RequestKey, LedgerEntry), InvalidMessage> {
     let entry = match required("entry", update.entry)? {
         Entry::Fetched(fetched) => {
-            let is_between = !fetched.from.is_empty() || !fetched.to.is_empty();
-            let way = || Ok((node_id("fetched.from", &fetched.from)?, node_id("fetched.to", &fetched.to)?));
+            let is_between = !fetched.from_node.is_empty() || !fetched.to.is_empty();
+            let way = || Ok((node_id("fetched.from_node", &fetched.from_node)?, node_id("fetched.to", &fetched.to)?));
             let way = is_between.then(way).transpose()?;
             LedgerEntry::Fetched { way, report: required("fetched.report", fetched.report)?.try_into()? }
         }

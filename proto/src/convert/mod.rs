@@ -14,6 +14,7 @@ use baton_types as d;
 
 use crate::v1 as w;
 
+pub use event::token_text;
 pub use node::Step;
 
 /// A message from the network does not have the form of what it stands for.

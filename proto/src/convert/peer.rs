@@ -53,7 +53,7 @@ impl TryFrom<w::ReleaseLeaseRequest> for d::LeaseRelease {
     }
 }
 
-impl From<&d::Handoff> for w::Handoff {
+impl From<&d::Handoff> for w::HandoffRequest {
     fn from(h: &d::Handoff) -> Self {
         Self {
             key: Some(h.key.into()),
@@ -68,10 +68,10 @@ impl From<&d::Handoff> for w::Handoff {
     }
 }
 
-impl TryFrom<w::Handoff> for d::Handoff {
+impl TryFrom<w::HandoffRequest> for d::Handoff {
     type Error = InvalidMessage;
 
-    fn try_from(h: w::Handoff) -> Result<Self, Self::Error> {
+    fn try_from(h: w::HandoffRequest) -> Result<Self, Self::Error> {
         Ok(Self {
             key: key(h.key)?,
             conductor: parse("conductor_id", &h.conductor_id)?,

@@ -159,7 +159,7 @@ proptest! {
     fn any_bytes_decode_without_panic(bytes: Vec<u8>) {
         use prost::Message;
         if let Ok(info) = w::NodeInfo::decode(&bytes[..]) { let _ = d::NodeInfo::try_from(info); }
-        if let Ok(h) = w::Handoff::decode(&bytes[..]) { let _ = d::Handoff::try_from(h); }
+        if let Ok(h) = w::HandoffRequest::decode(&bytes[..]) { let _ = d::Handoff::try_from(h); }
         if let Ok(g) = w::GrantRequest::decode(&bytes[..]) { let _ = d::GrantRequest::try_from(g); }
         if let Ok(l) = w::LeaseRequest::decode(&bytes[..]) { let _ = d::LeaseRequest::try_from(l); }
         if let Ok(l) = w::ReleaseLeaseRequest::decode(&bytes[..]) { let _ = d::LeaseRelease::try_from(l); }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::answer::{Answer, Chunk, Head};
 use crate::common::{Object, StreamOptions, TotalUsage};
 use crate::error::{Failure, to_json};
-use crate::logprobs::{Half, Tokens, drop_end};
+use crate::logprobs::{Tokens, drop_end};
 
 /// Puts a chat completion together.
 pub(crate) struct ChatAnswer {
@@ -170,7 +170,7 @@ struct ContentLogprobs<'a> {
 }
 
 fn content_logprobs(tokens: &[TokenLogprobs]) -> ContentLogprobs<'_> {
-    ContentLogprobs { content: Tokens(tokens, Half::Null), refusal: () }
+    ContentLogprobs { content: Tokens(tokens), refusal: () }
 }
 
 impl ChatAnswer {

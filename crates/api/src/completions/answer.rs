@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use baton_proto::token_text;
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::{self, TokenLogprobs};
 use serde::Serialize;
 
 use super::Prompt;
+use super::offset::{Offset, align};
 use crate::Decode;
 use crate::answer::{Answer, Chunk, Head};
 use crate::common::{Object, StreamOptions, TotalUsage};
@@ -51,8 +53,8 @@ struct Echo {
 struct Choice {
     text: String,
     logprobs: Vec<Scored>,
-    /// Characters before what comes next.
-    offset: usize,
+    /// Where what comes next begins.
+    offset: Offset,
     /// Of the tokens generated, in sum.
     logprob: f64,
     generated: u32,
@@ -73,17 +75,12 @@ impl Piece {
 }
 
 impl Choice {
-    fn scored(&mut self, token: u32, logprobs: TokenLogprobs) -> Scored {
-        let offset = self.offset;
-        self.offset += logprobs.text.chars().count();
-        Scored { token, logprobs, offset }
-    }
-
     fn delta(&mut self, delta: v1::Delta) -> Piece {
         let scored = delta.token_ids.iter().zip(delta.logprobs).map(|(&token, logprobs)| {
             self.logprob += f64::from(logprobs.logprob.unwrap_or_default());
             self.generated += 1;
-            self.scored(token, logprobs)
+            let offset = self.offset.push(logprobs.bytes());
+            Scored { token, logprobs, offset }
         });
         let logprobs = scored.collect();
         Piece { text: delta.text, logprobs }
@@ -129,29 +126,31 @@ impl CompletionAnswer {
     }
 
     /// The text that answers to prompt number `index` begin with, if it is told now.
-    fn echoed(&mut self, index: usize) -> Option<String> {
+    fn echoed(&mut self, index: usize) -> Option<Vec<u8>> {
         match self.prompts[index].prompt.take()? {
-            Prompt::Text(text) => Some(text),
+            Prompt::Text(text) => Some(text.into_bytes()),
             Prompt::Tokens(tokens) => Some((self.decode)(&tokens)),
         }
     }
 
     /// The prompt, with the log-probabilities of its tokens.
     fn scored_prompt(&mut self, index: usize, positions: Vec<TokenLogprobs>) -> Vec<Chunk> {
-        let Some(text) = self.echoed(index) else { return Vec::new() };
+        let Some(echo) = self.echoed(index) else { return Vec::new() };
         let tokens = std::mem::take(&mut self.prompts[index].tokens);
-        let first_text = tokens.first().map(|&token| (self.decode)(&[token])).unwrap_or_default();
-        let first = TokenLogprobs { text: first_text, ..Default::default() };
+        let (text, token_bytes) = token_text(&tokens.first().map(|&token| (self.decode)(&[token])).unwrap_or_default());
+        let first = TokenLogprobs { text, token_bytes, ..Default::default() };
         // What follows the last position is the first token of the answer.
-        let scored: Vec<_> = tokens.into_iter().zip([first].into_iter().chain(positions)).collect();
-        let piece = |choice: &mut Choice| {
-            let scored = scored.iter().cloned();
-            let logprobs = scored.map(|(token, logprobs)| choice.scored(token, logprobs)).collect();
-            Piece { text: text.clone(), logprobs }
-        };
-        let indexes = self.choices_of(index);
-        let pieces: Vec<_> = self.choices[indexes.clone()].iter_mut().map(piece).collect();
-        indexes.zip(pieces).flat_map(|(choice, piece)| self.put(choice, piece)).collect()
+        let all: Vec<_> = tokens.into_iter().zip([first].into_iter().chain(positions)).collect();
+        let offsets = align(&echo, all.iter().map(|(_, logprobs)| logprobs.bytes()));
+        let scored = all.into_iter().zip(offsets).map(|((token, logprobs), offset)| Scored { token, logprobs, offset });
+        let scored: Vec<_> = scored.collect();
+        let mut told = Vec::new();
+        for choice in self.choices_of(index) {
+            self.choices[choice].offset = Offset::after(&echo);
+            let text = String::from_utf8_lossy(&echo).into_owned();
+            told.extend(self.put(choice, Piece { text, logprobs: scored.clone() }));
+        }
+        told
     }
 
     /// Sends some more of answer number `index`, or keeps it.
@@ -168,7 +167,8 @@ impl CompletionAnswer {
         let choice = ChoiceJson {
             index,
             text: &piece.text,
-            logprobs: self.options.logprobs.then_some(Columns(&piece.logprobs)),
+            // A stream does not know where a stop string will end it.
+            logprobs: self.options.logprobs.then_some(Columns { scored: &piece.logprobs, end: usize::MAX }),
             finish_reason: self.choices[index].finish_reason.as_deref(),
         };
         let is_last = choice.finish_reason.is_some() && self.is_whole();
@@ -213,7 +213,8 @@ impl Answer for CompletionAnswer {
                     return Vec::new();
                 }
                 let Some(text) = self.echoed(index) else { return Vec::new() };
-                let piece = || Piece { text: text.clone(), ..Default::default() };
+                let text = String::from_utf8_lossy(&text);
+                let piece = || Piece { text: text.clone().into_owned(), ..Default::default() };
                 self.choices_of(index).filter_map(|choice| self.put(choice, piece())).collect()
             }
             Some(Event::PromptLogprobs(v1::PromptLogprobs { positions })) => self.scored_prompt(index, positions),
@@ -262,7 +263,10 @@ impl Answer for CompletionAnswer {
         let choices = chosen.map(|(index, choice)| ChoiceJson {
             index,
             text: &choice.text,
-            logprobs: self.options.logprobs.then_some(Columns(&choice.logprobs)),
+            logprobs: self
+                .options
+                .logprobs
+                .then(|| Columns { scored: &choice.logprobs, end: choice.text.chars().count() }),
             finish_reason: choice.finish_reason.as_deref(),
         });
         let usage = Some(Some(self.usage.json(None)));

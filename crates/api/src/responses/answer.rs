@@ -14,7 +14,7 @@ use super::store::ResponseStore;
 use super::tools::{Origin, ToolNames, custom_input};
 use crate::answer::{Answer, Chunk};
 use crate::error::{Failure, to_json};
-use crate::logprobs::{Half, Tokens};
+use crate::logprobs::Tokens;
 use crate::parts::{Kind, Part, Parts, Step};
 
 /// Puts a response together.
@@ -206,7 +206,7 @@ impl Events<'_> {
 fn content<'a>(kind: &Kind, text: &'a str, logprobs: &'a [TokenLogprobs]) -> Option<Content<'a>> {
     match kind {
         Kind::Reasoning => Some(Content::ReasoningText { text }),
-        Kind::Text => Some(Content::OutputText { text, annotations: [], logprobs: Tokens(logprobs, Half::Empty) }),
+        Kind::Text => Some(Content::OutputText { text, annotations: [], logprobs: Tokens(logprobs) }),
         Kind::Call { .. } => None,
     }
 }
@@ -341,7 +341,7 @@ impl Response {
             // Its text lies in JSON: it is told once that has ended.
             Kind::Call { name, .. } if self.is_custom(name) => return,
             Kind::Reasoning => ("response.reasoning_text.delta", None),
-            Kind::Text => ("response.output_text.delta", Some(Tokens(logprobs, Half::Empty))),
+            Kind::Text => ("response.output_text.delta", Some(Tokens(logprobs))),
             Kind::Call { .. } => ("response.function_call_arguments.delta", None),
         };
         events.push(name, OfContent { delta: Some(text.into()), logprobs, ..self.of_content(output_index) });
@@ -356,7 +356,7 @@ impl Response {
                 events.push("response.reasoning_text.done", OfContent { text: Some(text), ..of });
             }
             Kind::Text => {
-                let logprobs = Some(Tokens(&part.logprobs, Half::Empty));
+                let logprobs = Some(Tokens(&part.logprobs));
                 events.push("response.output_text.done", OfContent { text: Some(text), logprobs, ..of });
             }
             Kind::Call { name, .. } if self.is_custom(name) => {

@@ -5,6 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::conversation::Entry;
 
+/// Most bytes of kept responses that one request may refer to.
+pub(crate) const MAX_REFERRED_BYTES: usize = 4 << 20;
 /// Memory that one response takes beside its entries, bytes, at most.
 const RESPONSE_BYTES: usize = 512;
 
@@ -41,6 +43,36 @@ struct Stored {
     output: Option<Vec<Entry>>,
 }
 
+/// Why what a request refers to is not given to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NotGiven {
+    NotKept,
+    /// The request refers to more than [`MAX_REFERRED_BYTES`].
+    TooLarge,
+}
+
+/// How much more one request may refer to, bytes.
+#[derive(Debug)]
+pub(crate) struct Room(usize);
+
+impl Default for Room {
+    fn default() -> Self {
+        Self(MAX_REFERRED_BYTES)
+    }
+}
+
+impl Room {
+    /// Bytes that the request has referred to.
+    pub(crate) fn used(&self) -> usize {
+        MAX_REFERRED_BYTES - self.0
+    }
+
+    fn take(&mut self, bytes: usize) -> Result<(), NotGiven> {
+        self.0 = self.0.checked_sub(bytes).ok_or(NotGiven::TooLarge)?;
+        Ok(())
+    }
+}
+
 fn bytes_of(entries: &[Entry]) -> usize {
     entries.iter().map(Entry::bytes).sum()
 }
@@ -73,26 +105,37 @@ impl ResponseStore {
         inner.put(id, self.max_bytes, Stored { bytes, output: Some(output), ..stored });
     }
 
-    /// An item, by its id: `msg_0f3a_1` is item 1 of response `0f3a`.
-    pub(crate) fn item(&self, id: &str, now: u64) -> Option<Entry> {
-        let (id, index) = id.rsplit_once('_')?;
-        let (_, response) = id.split_once('_')?;
-        let index: usize = index.parse().ok()?;
-        self.inner().used(response, now, self.max_age)?.output.as_ref()?.get(index).cloned()
+    /// The item of an id: `msg_0f3a_1` is item 1 of response `0f3a`.
+    pub(crate) fn item(&self, id: &str, now: u64, room: &mut Room) -> Result<Entry, NotGiven> {
+        let (response, index) = response_and_index(id).ok_or(NotGiven::NotKept)?;
+        let mut inner = self.inner();
+        let stored = inner.used(response, now, self.max_age).ok_or(NotGiven::NotKept)?;
+        let entry = stored.output.as_ref().and_then(|output| output.get(index)).ok_or(NotGiven::NotKept)?;
+        room.take(entry.bytes())?;
+        Ok(entry.clone())
     }
 
-    /// All that was said up to a response and in it; `None` if any of it is kept no longer.
-    pub(crate) fn conversation(&self, id: &str, now: u64) -> Option<Vec<Entry>> {
+    /// All that was said up to a response and in it. A part that is kept no longer is an error.
+    pub(crate) fn conversation(&self, id: &str, now: u64, room: &mut Room) -> Result<Vec<Entry>, NotGiven> {
         let mut inner = self.inner();
         let mut turns = Vec::new();
         let mut next = Some(id.to_owned());
         while let Some(id) = next {
-            let stored = inner.used(id.strip_prefix("resp_")?, now, self.max_age)?;
-            turns.push(stored.input.iter().chain(stored.output.as_ref()?).cloned().collect::<Vec<_>>());
+            let id = id.strip_prefix("resp_").ok_or(NotGiven::NotKept)?;
+            let stored = inner.used(id, now, self.max_age).ok_or(NotGiven::NotKept)?;
+            let output = stored.output.as_ref().ok_or(NotGiven::NotKept)?;
+            room.take(stored.bytes)?;
+            turns.push(stored.input.iter().chain(output).cloned().collect::<Vec<_>>());
             next = stored.previous.clone();
         }
-        Some(turns.into_iter().rev().flatten().collect())
+        Ok(turns.into_iter().rev().flatten().collect())
     }
+}
+
+fn response_and_index(item: &str) -> Option<(&str, usize)> {
+    let (kind_and_response, index) = item.rsplit_once('_')?;
+    let (_, response) = kind_and_response.split_once('_')?;
+    Some((response, index.parse().ok()?))
 }
 
 impl Inner {
@@ -149,10 +192,18 @@ impl Inner {
 mod tests {
     use super::*;
 
+    fn item(store: &ResponseStore, id: &str, now: u64) -> Option<Entry> {
+        store.item(id, now, &mut Room::default()).ok()
+    }
+
+    fn conversation(store: &ResponseStore, id: &str, now: u64) -> Option<usize> {
+        store.conversation(id, now, &mut Room::default()).ok().map(|entries| entries.len())
+    }
+
     fn keep(store: &ResponseStore, id: &str, now: u64, previous: Option<&str>, text: &str) {
         let input = vec![Entry::Said { role: "user".into(), content: text.into() }];
         store.begin(id, now, previous.map(str::to_owned), input);
-        assert_eq!(store.item(&format!("msg_{id}_1"), now), None, "it has not ended");
+        assert_eq!(item(store, &format!("msg_{id}_1"), now), None, "it has not ended");
         store.finish(id, vec![Entry::Thought(String::new()), Entry::Answered(text.into())]);
     }
 
@@ -161,28 +212,41 @@ mod tests {
         let store = ResponseStore::new(1 << 20, 60);
         keep(&store, "aa", 0, None, "x");
         keep(&store, "bb", 1, Some("resp_aa"), "y");
-        assert_eq!(store.item("msg_bb_1", 2), Some(Entry::Answered("y".into())));
+        assert_eq!(item(&store, "msg_bb_1", 2), Some(Entry::Answered("y".into())));
         for unknown in ["msg_bb_2", "msg_cc_1", "msg_bb", "msg", "", "msg_bb_x"] {
-            assert_eq!(store.item(unknown, 2), None, "{unknown}");
+            assert_eq!(item(&store, unknown, 2), None, "{unknown}");
         }
-        assert_eq!(store.conversation("resp_bb", 2).map(|entries| entries.len()), Some(6));
-        assert_eq!(store.conversation("bb", 2), None);
+        assert_eq!(conversation(&store, "resp_bb", 2), Some(6));
+        assert_eq!(conversation(&store, "bb", 2), None);
+    }
+
+    #[test]
+    fn request_refers_to_so_much_and_no_more() {
+        let store = ResponseStore::new(64 << 20, 60);
+        keep(&store, "aa", 0, None, &"x".repeat(MAX_REFERRED_BYTES / 4));
+        keep(&store, "bb", 0, Some("resp_aa"), "y");
+        keep(&store, "cc", 0, Some("resp_bb"), &"x".repeat(MAX_REFERRED_BYTES / 4));
+        assert_eq!((conversation(&store, "resp_bb", 0), conversation(&store, "resp_cc", 0)), (Some(6), None));
+        let mut room = Room::default();
+        assert!((0..3).all(|_| store.item("msg_aa_1", 0, &mut room).is_ok()));
+        assert_eq!(store.item("msg_aa_1", 0, &mut room), Err(NotGiven::TooLarge));
+        assert!(room.used() > MAX_REFERRED_BYTES / 4 * 3);
     }
 
     #[test]
     fn response_is_kept_within_bytes_and_time() {
         let store = ResponseStore::new(9000, 60);
         (0..5).for_each(|id| keep(&store, &id.to_string(), 0, None, &"x".repeat(200)));
-        assert!(store.item("msg_0_1", 0).is_some(), "it is used");
+        assert!(item(&store, "msg_0_1", 0).is_some(), "it is used");
         keep(&store, "5", 1, None, &"x".repeat(200));
-        assert!(store.item("msg_0_1", 0).is_some() && store.item("msg_1_1", 0).is_none());
+        assert!(item(&store, "msg_0_1", 0).is_some() && item(&store, "msg_1_1", 0).is_none());
         keep(&store, "6", 1, None, &"x".repeat(9000));
-        assert!(store.item("msg_6_1", 1).is_none() && store.item("msg_5_1", 1).is_some(), "it alone is too large");
-        assert!(store.item("msg_5_1", 61).is_some() && store.item("msg_5_1", 62).is_none());
+        assert!(item(&store, "msg_6_1", 1).is_none() && item(&store, "msg_5_1", 1).is_some(), "it alone is too large");
+        assert!(item(&store, "msg_5_1", 61).is_some() && item(&store, "msg_5_1", 62).is_none());
         keep(&store, "7", 99, Some("resp_0"), "x");
         let inner = store.inner();
         assert!(inner.responses.len() == 1 && inner.by_use.len() == 1 && inner.bytes < 2000, "{inner:?}");
         drop(inner);
-        assert_eq!(store.conversation("resp_7", 99), None, "its beginning is kept no longer");
+        assert_eq!(conversation(&store, "resp_7", 99), None, "its beginning is kept no longer");
     }
 }

@@ -270,7 +270,7 @@ fn tokenize_request_takes_text_or_messages() {
 fn top_logprobs_with_equal_text_are_all_listed() {
     let mut responses = brought(true);
     let Some(Event::Delta(delta)) = &mut responses[1].event else { panic!("{responses:?}") };
-    let top = |token_id, text: &str, logprob| TopLogprob { token_id, logprob, text: text.into() };
+    let top = |token_id, text: &str, logprob| TopLogprob { token_id, logprob, text: text.into(), ..Default::default() };
     delta.logprobs[0].top = vec![top(5, "\u{fffd}", -0.25), top(6, "\u{fffd}", -0.5), top(7, "ab", f32::NEG_INFINITY)];
     let body = whole(completion(json!({"prompt": "x", "logprobs": 3})), responses);
     assert_eq!(

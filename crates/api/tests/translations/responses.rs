@@ -282,7 +282,7 @@ fn responses_logprobs_are_of_the_output_text() {
         *logprobs,
         json!([
             {"token": "a", "logprob": -1.0, "bytes": [97], "top_logprobs": top},
-            {"token": "\u{fffd}", "logprob": -2.0, "bytes": [], "top_logprobs": top},
+            {"token": "\u{fffd}", "logprob": -2.0, "bytes": [0xef, 0xbf, 0xbd], "top_logprobs": top},
         ])
     );
     let streamed =

@@ -16,7 +16,7 @@ pub fn context() -> Context {
 
 /// One whose responses are kept there.
 pub fn keeping(responses: &Arc<ResponseStore>) -> Context {
-    let decode = |tokens: &[u32]| tokens.iter().map(|token| format!("<{token}>")).collect();
+    let decode = |tokens: &[u32]| tokens.iter().flat_map(|token| format!("<{token}>").into_bytes()).collect();
     Context { created: 7, decode: Arc::new(decode), responses: Arc::clone(responses) }
 }
 
@@ -44,8 +44,8 @@ pub fn response(event: Event) -> v1::GenerateResponse {
 }
 
 pub fn logprobs(text: &str, logprob: f32) -> TokenLogprobs {
-    let top = vec![TopLogprob { token_id: 9, logprob: -0.5, text: "z".into() }];
-    TokenLogprobs { logprob: Some(logprob), top, text: text.into() }
+    let top = vec![TopLogprob { token_id: 9, logprob: -0.5, text: "z".into(), ..Default::default() }];
+    TokenLogprobs { logprob: Some(logprob), top, text: text.into(), ..Default::default() }
 }
 
 /// The outputs of a request of two tokens, `ab` and then `c`, for a prompt of two.

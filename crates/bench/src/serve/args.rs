@@ -21,9 +21,14 @@ pub struct ServeArgs {
     /// Send R independent requests per second (Poisson)
     #[arg(long, value_name = "R", allow_negative_numbers = true, required_unless_present = "trace", value_parser = parse_rate)]
     pub rate: Option<f64>,
-    /// Play the requests of this file instead, one JSON object per line, as in Mooncake's traces
+    /// Play the requests of this file instead, one JSON object per line, as in Mooncake's traces,
+    /// also gzipped
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "prompt_chars", "max_tokens", "shared_prefix_chars", "prefixes"])]
     pub trace: Option<PathBuf>,
+    /// Take the trace's hash_ids as of blocks of N tokens. Without it, as the lengths of the
+    /// prompts tell
+    #[arg(long, value_name = "N", conflicts_with = "rate", value_parser = clap::value_parser!(u32).range(1..=i64::from(baton_sim::MAX_BLOCK_TOKENS)))]
+    pub trace_block_tokens: Option<u32>,
     /// Play the trace X times as fast as recorded
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, conflicts_with = "rate", value_parser = parse_rate)]
     pub speed: f64,

@@ -27,7 +27,7 @@ pub struct Arrival {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Source {
     Text { prefix_seed: u64, prefix_chars: u32, seed: u64, chars: u32 },
-    Trace(TraceRequest),
+    Trace { request: TraceRequest, block_tokens: u32 },
 }
 
 /// A prompt.
@@ -46,7 +46,7 @@ impl Arrival {
             Source::Text { prefix_seed, prefix_chars, seed, chars } => {
                 Prompt::Text(prose(*prefix_seed, *prefix_chars as usize) + &prose(*seed, *chars as usize))
             }
-            Source::Trace(request) => Prompt::Tokens(trace_prompt(request)),
+            Source::Trace { request, block_tokens } => Prompt::Tokens(trace_prompt(request, *block_tokens)),
         }
     }
 }
@@ -56,7 +56,7 @@ pub fn arrivals(args: &ServeArgs) -> Result<Vec<Arrival>, BenchError> {
     let all = match (&args.trace, args.rate) {
         (Some(path), _) => {
             let wrong = |problem: String| BenchError::invalid("--trace", format!("{}: {problem}", path.display()));
-            of_trace(Trace::open(path).map_err(|error| wrong(error.to_string()))?, args)
+            of_trace(Trace::open(path, args.trace_block_tokens).map_err(|error| wrong(error.to_string()))?, args)
         }
         (None, Some(rate)) => drawn(rate, args),
         (None, None) => return Err(BenchError::invalid("--rate", "expected this or --trace")),
@@ -76,10 +76,11 @@ fn of_trace(trace: Trace, args: &ServeArgs) -> Vec<Arrival> {
         args.jitter.unwrap_or_default(),
         args.seed,
     );
+    let block_tokens = trace.block_tokens;
     let one = |request: TraceRequest| Arrival {
         due: request.timestamp.div_f64(args.speed),
         max_tokens: request.output_length,
-        source: Source::Trace(request),
+        source: Source::Trace { request, block_tokens },
     };
     trace.requests.into_iter().take(args.requests.map_or(usize::MAX, |n| n as usize)).map(one).collect()
 }
@@ -187,7 +188,7 @@ mod tests {
         let all = of("--rate 5 --prompt-chars 30,600 --prefixes 3 --seed 7 --max-tokens 9 --requests 4");
         let draws = |arrival: &Arrival| match arrival.source {
             Source::Text { seed, chars, .. } => (arrival.due.as_micros(), chars, seed),
-            Source::Trace(_) => panic!("a trace"),
+            Source::Trace { .. } => panic!("a trace"),
         };
         // Computed apart from this code: SplitMix64's numbers, four a request.
         let expected = [

@@ -164,6 +164,10 @@ impl Cluster {
         let flag =
             if addresses == "http://127.0.0.1:7070" { String::new() } else { format!(" --conductor {addresses}") };
         let http = self.of(Role::Conductor).find_map(|member| member.ready.as_ref()?.http.as_deref());
+        let longest = self.nodes().filter_map(|member| member.ready.as_ref()?.max_model_len).max();
+        if let Some(tokens) = longest {
+            self.say(&format!("a request may have {tokens} tokens, prompt and output together"));
+        }
         let api = http.map(|http| format!("OpenAI API at http://{}/v1; ", reachable(http))).unwrap_or_default();
         self.say(&format!("ready: {api}try baton{flag} chat; Ctrl-C drains and stops"));
         Ok(())
@@ -298,6 +302,8 @@ impl Cluster {
                 "http": ready.map(|r| &r.http),
                 "transfer": ready.map(|r| &r.transfer),
                 "operators": ready.map(|r| &r.operators),
+                "kv_tokens": ready.and_then(|r| r.kv_tokens),
+                "max_model_len": ready.and_then(|r| r.max_model_len),
             })
         };
         let nodes: Vec<Value> = self.nodes().map(entry).collect();
@@ -316,14 +322,16 @@ impl Cluster {
             let grpc = ready.map(|r| &r.grpc);
             let http = ready.and_then(|r| r.http.as_ref());
             let transfer = ready.and_then(|r| r.transfer.as_ref());
+            let tokens = ready.and_then(|r| r.kv_tokens).map(|tokens| tokens.to_string());
             let mut row = vec![member.name.clone(), member.pid.to_string(), cell(grpc), cell(http), cell(transfer)];
+            row.push(cell(tokens.as_ref()));
             row.extend(has_operators.then(|| cell(operators(member).as_ref())));
             row
         };
         let rows: Vec<Vec<String>> = self.members.iter().map(row).collect();
         let bold_names =
             |_: usize, column: usize, text: &str| if column == 0 { paint.bold(text) } else { text.to_owned() };
-        let columns = ["ROLE", "PID", "GRPC", "HTTP", "TRANSFER", "OPERATORS"];
+        let columns = ["ROLE", "PID", "GRPC", "HTTP", "TRANSFER", "KV TOKENS", "OPERATORS"];
         table(&columns[..rows.first().map_or(0, Vec::len)], &rows, paint, bold_names)
     }
 

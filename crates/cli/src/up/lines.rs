@@ -21,6 +21,10 @@ pub struct Ready {
     pub operators: Option<String>,
     /// `IP:PORT` of a conductor's port for nodes, if it has one.
     pub nodes: Option<String>,
+    /// Tokens of KV that a node holds.
+    pub kv_tokens: Option<u64>,
+    /// Most tokens of prompt and output together that a node holds.
+    pub max_model_len: Option<u32>,
 }
 
 /// A line of a child's stdout.

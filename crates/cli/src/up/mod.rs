@@ -40,6 +40,9 @@ pub struct UpArgs {
     /// Run the engine cpu, or mock, which needs no model
     #[arg(long, value_name = "ENGINE", env = "BATON_ENGINE", default_value = "cpu")]
     pub engine: String,
+    /// Mock engine: give the answers of this JSON file, one per turn of the assistant
+    #[arg(long, value_name = "FILE")]
+    pub mock_answers: Option<PathBuf>,
     /// Run N prefill nodes
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=64))]
     #[arg(overrides_with = "prefill")]
@@ -69,6 +72,10 @@ pub struct UpArgs {
     /// Compute with N threads per node. Without it, the nodes share the cores of this machine
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
+    /// Take at most N tokens of prompt and output together. Without it, the context length of the
+    /// model
+    #[arg(long, value_name = "N")]
+    pub max_model_len: Option<u32>,
     /// Give each node, and each of several conductors, a network namespace for baton chaos. Needs
     /// root; KV travels over TCP
     #[arg(long)]

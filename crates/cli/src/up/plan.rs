@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_runtime::settings::variable;
+use baton_runtime::{available_memory, default_cache_bytes, model_bytes};
 use tempfile::TempDir;
 
 use super::UpArgs;
@@ -18,8 +19,28 @@ use crate::error::CliError;
 const SPAWN: &str = "spawn";
 /// Where an etcd of the cluster's own is.
 const LOOPBACK: &str = "127.0.0.1";
+/// Engines that nodes have.
+const ENGINES: [&str; 2] = ["cpu", "mock"];
 /// The model, if no flag names it.
 const MODEL_VARIABLE: &str = "BATON_MODEL";
+
+/// Settings of a node that size its KV cache.
+const CACHE_KEYS: [&str; 2] = ["cache_bytes", "cache_blocks"];
+
+/// What the nodes of this machine share.
+#[derive(Debug, Clone, Copy)]
+struct Machine {
+    cores: usize,
+    /// Memory that is free; `None` if the system does not say.
+    memory_bytes: Option<u64>,
+}
+
+impl Machine {
+    fn this() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { cores, memory_bytes: available_memory() }
+    }
+}
 
 /// What a process does in the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,13 +142,13 @@ pub struct Plan {
 impl Plan {
     /// Checks what can be checked before anything is started.
     pub fn new(args: &UpArgs) -> Result<Self, CliError> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let machine = Machine::this();
         let model = args.model.clone().or_else(|| variable(MODEL_VARIABLE).map(PathBuf::from));
         let bin_dir = match &args.bin_dir {
             Some(folder) => folder.clone(),
             None => beside_this_binary()?,
         };
-        let plan = Self::with(args, model, &bin_dir, cores)?;
+        let plan = Self::with(args, model, &bin_dir, machine)?;
         for role in [Role::Conductor, Role::Prefill, Role::Decode] {
             if let Some(spec) = plan.conductors.iter().chain(&plan.nodes).find(|spec| spec.role == role) {
                 check_keys(role, &spec.program, &args.set)?;
@@ -155,7 +176,7 @@ impl Plan {
         }
     }
 
-    fn with(args: &UpArgs, model: Option<PathBuf>, bin_dir: &Path, cores: usize) -> Result<Self, CliError> {
+    fn with(args: &UpArgs, model: Option<PathBuf>, bin_dir: &Path, machine: Machine) -> Result<Self, CliError> {
         if args.prefill + args.decode == 0 {
             let problem =
                 "0, and so is --prefill: no request could be served; a decode node alone can, it computes prompts, too";
@@ -166,6 +187,10 @@ impl Plan {
             let problem = format!("conductors in namespaces of their own may not reach etcd at {etcd}: --etcd spawn");
             return Err(CliError::invalid("--namespaces", problem));
         }
+        if args.mock_answers.is_some() && args.engine != "mock" {
+            return Err(CliError::invalid("--mock-answers", format!("needs --engine mock, and not {}", args.engine)));
+        }
+        let cache = default_cache(args, model.as_deref(), machine);
         let common = common_args(args, model)?;
         let program = |name: &str| program(bin_dir, name);
         let etcd = (args.etcd.as_deref() == Some(SPAWN)).then(spawned_etcd).transpose()?;
@@ -203,13 +228,24 @@ impl Plan {
             [(Role::Prefill, "baton-prefill", args.prefill), (Role::Decode, "baton-decode", args.decode)]
         {
             for index in 0..count {
-                let threads = args.threads.map_or_else(|| share(cores, total, nodes.len()), |threads| threads as usize);
+                let threads =
+                    args.threads.map_or_else(|| share(machine.cores, total, nodes.len()), |threads| threads as usize);
                 let name = format!("{}-{index}", role.as_str());
                 let mut own = common.clone();
                 own.extend(["--name".into(), OsString::from(&name), "--threads".into(), threads.to_string().into()]);
                 if args.namespaces {
                     // Shared memory knows no namespaces: what it carries could not be cut.
                     own.extend(["--transport", "tcp"].map(OsString::from));
+                }
+                if let Some(file) = &args.mock_answers {
+                    own.extend(["--mock-answers".into(), file.into()]);
+                }
+                if let Some(tokens) = args.max_model_len {
+                    own.extend(["--max-model-len".into(), tokens.to_string().into()]);
+                }
+                let has_cache = CACHE_KEYS.iter().any(|key| args.set.iter().any(|setting| setting.sets(role, key)));
+                if let Some(bytes) = cache.filter(|_| !has_cache) {
+                    own.extend(["--cache-bytes".into(), bytes.to_string().into()]);
                 }
                 let listen = ["--listen", "--transfer-listen"].map(|flag| (flag, "127.0.0.1:0".to_owned())).to_vec();
                 let mut node = Spec { name, role, program: program(binary)?, args: own, listen };
@@ -290,6 +326,10 @@ fn program(bin_dir: &Path, name: &str) -> Result<PathBuf, CliError> {
 
 /// What every role is told.
 fn common_args(args: &UpArgs, model: Option<PathBuf>) -> Result<Vec<OsString>, CliError> {
+    if !ENGINES.contains(&&*args.engine) {
+        let problem = format!("'{}', but must be {}", args.engine, ENGINES.join(" or "));
+        return Err(CliError::invalid("--engine", problem));
+    }
     let mut common =
         vec!["--engine".into(), OsString::from(&args.engine), "--grace-s".into(), args.grace.to_string().into()];
     match model {
@@ -317,6 +357,17 @@ fn common_args(args: &UpArgs, model: Option<PathBuf>) -> Result<Vec<OsString>, C
     let default_log = if args.log_dir.is_some() { "info" } else { "warn" };
     common.extend(["--log".into(), args.log.as_deref().unwrap_or(default_log).into()]);
     Ok(common)
+}
+
+/// Bytes of KV cache of each node, so that all nodes get as much whichever starts first; `None` if
+/// the mock engine needs none, or the environment sets it.
+fn default_cache(args: &UpArgs, model: Option<&Path>, machine: Machine) -> Option<u64> {
+    let is_set = CACHE_KEYS.iter().any(|key| variable(&format!("BATON_{}", key.to_uppercase())).is_some());
+    if args.engine == "mock" || is_set {
+        return None;
+    }
+    let nodes = args.prefill + args.decode;
+    Some(default_cache_bytes(machine.memory_bytes?, model.map_or(0, model_bytes), nodes))
 }
 
 /// Cores of node `index` of `nodes`: as even as it goes, at least one.
@@ -352,7 +403,7 @@ mod tests {
         let cli = Cli::parse_from(["baton", "up"].into_iter().chain(line.split_whitespace()));
         let Command::Up(args) = cli.command else { panic!("another command") };
         let folder = binaries();
-        Plan::with(&args, model.map(PathBuf::from), folder.path(), 5)
+        Plan::with(&args, model.map(PathBuf::from), folder.path(), Machine { cores: 5, memory_bytes: Some(1 << 34) })
     }
 
     fn line(spec: &Spec) -> String {
@@ -453,6 +504,29 @@ mod tests {
     }
 
     #[test]
+    fn nodes_share_the_free_memory_unless_their_cache_is_set() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let lines = |flags: &str| -> Vec<String> {
+            plan(flags, file.path().to_str()).unwrap().nodes.iter().map(line).collect()
+        };
+        let shared = lines("--prefill 1 --decode 3 --max-model-len 99");
+        assert!(shared.iter().all(|line| line.contains("--max-model-len 99 --cache-bytes 2147483648 ")), "{shared:?}");
+        let own = lines("--set decode.cache_blocks=7");
+        assert!(own[0].contains("--cache-bytes 4294967296 "), "{own:?}");
+        assert!(own[1].contains("--cache-blocks=7 ") && !own[1].contains("cache-bytes"), "{own:?}");
+        let mock = lines("--engine mock");
+        assert!(mock.iter().all(|line| !line.contains("cache")), "{mock:?}");
+    }
+
+    #[test]
+    fn unknown_engine_is_refused_by_its_flag_and_not_by_the_models() {
+        for model in [None, Some("/no/such.gguf")] {
+            let error = plan("--engine nope", model).unwrap_err();
+            assert_eq!(error.to_string(), "--engine: 'nope', but must be cpu or mock");
+        }
+    }
+
+    #[test]
     fn cluster_without_any_node_is_refused() {
         let error = plan("--engine mock --prefill 0 --decode 0", None).unwrap_err();
         assert_eq!((error.exit_status(), error.to_string().starts_with("--decode: 0, and so is --prefill")), (2, true));
@@ -465,7 +539,7 @@ mod tests {
     fn missing_role_binary_is_named() {
         let cli = Cli::parse_from(["baton", "up", "--engine", "mock"]);
         let Command::Up(args) = cli.command else { panic!("another command") };
-        let error = Plan::with(&args, None, Path::new("/nowhere"), 2).unwrap_err().to_string();
+        let error = Plan::with(&args, None, Path::new("/nowhere"), Machine::this()).unwrap_err().to_string();
         assert!(error.contains("there is no baton-conductor in /nowhere"), "{error}");
     }
 
@@ -480,14 +554,8 @@ mod tests {
     #[test]
     fn restarted_conductor_keeps_its_address_and_node_does_not() {
         let mut plan = plan("--engine mock --grpc 127.0.0.1:0", None).unwrap();
-        let ready = Ready {
-            role: "x".into(),
-            grpc: "1.1.1.1:1".into(),
-            http: Some("1.1.1.1:2".into()),
-            transfer: None,
-            operators: None,
-            nodes: None,
-        };
+        let ready =
+            Ready { role: "x".into(), grpc: "1.1.1.1:1".into(), http: Some("1.1.1.1:2".into()), ..Ready::default() };
         plan.conductors[0].keep_address(&ready);
         assert_eq!(plan.conductors[0].listen, [("--grpc", "1.1.1.1:1".to_owned()), ("--http", "1.1.1.1:2".to_owned())]);
         plan.nodes[0].keep_address(&ready);

@@ -34,6 +34,13 @@ pub struct RoleSetting {
 )]
 pub struct NotASetting;
 
+impl RoleSetting {
+    /// Whether it sets this key of this role.
+    pub fn sets(&self, role: Role, key: &str) -> bool {
+        self.roles.contains(&role) && self.key == key
+    }
+}
+
 impl FromStr for RoleSetting {
     type Err = NotASetting;
 

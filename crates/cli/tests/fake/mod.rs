@@ -128,11 +128,16 @@ impl v1::inference_server::Inference for Service {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             } else {
-                let top = vec![v1::TopLogprob { token_id: 0, logprob: -0.25, text: " a".into() }];
-                let logprobs = v1::TokenLogprobs { logprob: Some(-0.25), top, text: " a".into() };
+                let top = vec![v1::TopLogprob { token_id: 0, logprob: -0.25, text: " a".into(), ..Default::default() }];
+                let logprobs = v1::TokenLogprobs { logprob: Some(-0.25), top, text: " a".into(), ..Default::default() };
                 let logprobs = if wants_logprobs { vec![logprobs] } else { Vec::new() };
                 let delta =
                     v1::Delta { index: 0, token_ids: vec![0], text: said.clone(), logprobs, ..v1::Delta::default() };
+                for completion in 1..request.n {
+                    for event in [Event::Delta(delta.clone()), Event::Finished(Box::default())] {
+                        let _ = sender.send(Ok(v1::GenerateResponse { event: Some(event), completion })).await;
+                    }
+                }
                 let _ = sender.send(event(Event::Delta(delta))).await;
             }
             let last = if said.contains("fail:midway") { Err(Status::data_loss("lost it")) } else { finished() };

@@ -85,7 +85,7 @@ pub(super) fn body(input: &[u8]) {
 
 fn context() -> Context {
     let responses = Arc::new(ResponseStore::new(1 << 20, 60));
-    Context { created: 7, decode: Arc::new(|tokens: &[u32]| "x".repeat(tokens.len().min(100))), responses }
+    Context { created: 7, decode: Arc::new(|tokens: &[u32]| vec![b'x'; tokens.len().min(100)]), responses }
 }
 
 /// Answers the call as nodes would.
@@ -105,7 +105,7 @@ fn answer(mut call: Call) {
 
 fn events() -> [Event; 4] {
     let accepted = v1::Accepted { request_id: "id".into(), model: "m".into(), prompt_token_ids: vec![1], seed: 1 };
-    let logprobs = v1::TokenLogprobs { logprob: Some(-1.0), top: Vec::new(), text: "ab".into() };
+    let logprobs = v1::TokenLogprobs { logprob: Some(-1.0), text: "ab".into(), ..Default::default() };
     let said = v1::Delta { text: "ab".into(), token_ids: vec![3], logprobs: vec![logprobs], ..Default::default() };
     let call = v1::ToolCallDelta { index: 0, id: "c".into(), name: "f".into(), arguments: "{".into() };
     let called = v1::Delta { reasoning: "hm".into(), tool_calls: vec![call], token_ids: vec![4], ..Default::default() };

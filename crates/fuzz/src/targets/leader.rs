@@ -95,7 +95,7 @@ fn from_followers() -> Vec<w::follower_message::Message> {
     };
     let migrated = w::MigrationQuestion { key: key(), migrated: key(), tokens: 70, exclude: vec!["decode-1".into()] };
     let fetched = w::FetchReported {
-        from: "prefill-0".into(),
+        from_node: "prefill-0".into(),
         to: "prefill-1".into(),
         report: Some(w::PrefixFetched { tokens: 16, transport: "shm".into(), seconds: 0.1, ..Default::default() }),
     };
@@ -112,7 +112,7 @@ fn from_followers() -> Vec<w::follower_message::Message> {
         Message::Greet(greet),
         Message::Place(place.clone()),
         Message::Explain(place),
-        Message::Reselect(w::ReselectQuestion { key: key(), from: "decode-0".into() }),
+        Message::Reselect(w::ReselectQuestion { key: key(), from_node: "decode-0".into() }),
         Message::Migrate(migrated),
     ];
     messages.extend(entries.map(|entry| Message::Update(w::LedgerUpdate { key: key(), entry: Some(entry) })));
@@ -134,7 +134,7 @@ fn from_leaders() -> Vec<w::leader_message::Message> {
     let attempt = w::PlacedAttempt {
         prefill: "prefill-0".into(),
         decode: "decode-0".into(),
-        fetch: Some(w::PlannedFetch { from: "prefill-1".into(), tokens: 64, bytes: 100 }),
+        fetch: Some(w::PlannedFetch { from_node: "prefill-1".into(), tokens: 64, bytes: 100 }),
         queue: queue(),
         predicted_tbt_s: Some(0.01),
         target: Some(target.clone()),

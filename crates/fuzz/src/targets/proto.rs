@@ -87,8 +87,8 @@ const READS: [Read; 13] = [
     |bytes| d::LeaseRequest::try_from(decoded::<w::LeaseRequest>(bytes)?).map(drop).ok(),
     |bytes| d::LeaseRelease::try_from(decoded::<w::ReleaseLeaseRequest>(bytes)?).map(drop).ok(),
     |bytes| {
-        let handoff = d::Handoff::try_from(decoded::<w::Handoff>(bytes)?).ok()?;
-        d::Handoff::try_from(w::Handoff::from(&handoff)).map(drop).ok()
+        let handoff = d::Handoff::try_from(decoded::<w::HandoffRequest>(bytes)?).ok()?;
+        d::Handoff::try_from(w::HandoffRequest::from(&handoff)).map(drop).ok()
     },
     // What has no conversion of its own here is decoded.
     |bytes| {
@@ -197,8 +197,8 @@ fn commands() -> Vec<w::node_command::Command> {
 }
 
 fn logprobs() -> w::TokenLogprobs {
-    let top = vec![w::TopLogprob { token_id: 1, logprob: -0.5, text: String::new() }];
-    w::TokenLogprobs { logprob: Some(-1.0), top, text: String::new() }
+    let top = vec![w::TopLogprob { token_id: 1, logprob: -0.5, ..Default::default() }];
+    w::TokenLogprobs { logprob: Some(-1.0), top, ..Default::default() }
 }
 
 fn events() -> Vec<w::node_event::Event> {
@@ -281,7 +281,7 @@ fn requests() -> Vec<(u8, Vec<u8>)> {
         ..Default::default()
     };
     let release = w::ReleaseLeaseRequest { lease: 5, reader_node, reader_generation, target_generation: generation() };
-    let handoff = w::Handoff {
+    let handoff = w::HandoffRequest {
         key: key(),
         conductor_id: d::ConductorId(5).to_string(),
         grant: 4,

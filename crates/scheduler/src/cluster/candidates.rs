@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use baton_types::{ErrorKind, KvLayout, NodeId, NodeRole, QueueOrdering, Ttft};
+use baton_types::{ErrorKind, NodeId, NodeRole, QueueOrdering, Ttft};
 
 use super::explain::LeftOut;
 use super::place::{RETRY_UNAVAILABLE, refuse};
@@ -49,16 +49,22 @@ impl SizedRequest<'_> {
     /// What it takes of this decode node. As the node counts: the last token's KV is never
     /// computed.
     pub(super) fn needs(&self, node: &ClusterNode) -> Needs {
-        Needs::of(self.request.prompt_tokens, self.request.max_tokens, self.output_tokens, node)
+        Needs::of(self.request.prompt_tokens, self.output_tokens, node)
+    }
+
+    /// Whether the node can hold the prompt and all that is expected of the answer.
+    fn is_expected_to_fit(&self, node: &ClusterNode) -> bool {
+        f64::from(self.request.prompt_tokens) + self.output_tokens <= f64::from(node.info().max_sequence_tokens())
     }
 }
 
 impl Needs {
-    /// Of a sequence with this prompt, at most so many tokens of answer, and so many expected.
-    pub(super) fn of(prompt: u32, max_tokens: u32, output_tokens: f64, node: &ClusterNode) -> Self {
+    /// Blocks and KV of a sequence with this prompt and so many expected tokens of output. A limit
+    /// of the output is no expectation: most answers end long before theirs.
+    pub(super) fn of(prompt: u32, output_tokens: f64, node: &ClusterNode) -> Self {
         let info = node.info();
-        let total = prompt.saturating_add(max_tokens).min(info.context_length);
-        let blocks = info.layout.blocks_for((total.saturating_sub(1)) as usize);
+        let total = prompt.saturating_add(output_tokens.ceil() as u32).min(info.max_sequence_tokens());
+        let blocks = info.layout.blocks_for(total.saturating_sub(1) as usize);
         let output = output_tokens.min(f64::from(total.saturating_sub(prompt)));
         Self { blocks, kv_tokens: u64::from(prompt) + output as u64 / 2 }
     }
@@ -104,7 +110,7 @@ impl Cluster {
         if nodes.is_empty() {
             let full: Vec<_> = usable.iter().copied().filter(fits).collect();
             if full.is_empty() {
-                return too_large(request, NodeRole::Prefill, tokens, format!("a prompt of {tokens} tokens"), &usable);
+                return self.too_large(now, request, NodeRole::Prefill, |node| fits_prefill(tokens, node));
             }
             return no_place(now, &full);
         }
@@ -161,7 +167,7 @@ impl Cluster {
         match () {
             () if sized.request.exclude.contains(&node.info().node) => LeftOut::Excluded,
             () if !self.is_usable(node) => LeftOut::State(node.state()),
-            () if !fits_decode(sized, node) => LeftOut::TooSmall,
+            () if !fits_decode(sized, node) || !sized.is_expected_to_fit(node) => LeftOut::TooSmall,
             () if !has_room(sized, node) => LeftOut::NoRoom,
             () if sized.request.yields() && !has_seat_to_spare(node) => LeftOut::NoRoom,
             () if self.decode_candidate(sized, node, 0).breaks => LeftOut::Breaks,
@@ -253,9 +259,11 @@ impl Cluster {
         let usable = self.usable(NodeRole::Decode, request.exclude)?;
         let mut nodes: Vec<_> = usable.iter().copied().filter(|node| fits_decode(sized, node)).collect();
         if nodes.is_empty() {
-            let prompt = request.prompt_tokens;
-            let what = format!("{prompt} prompt and {} output tokens", request.max_tokens);
-            return too_large(request, NodeRole::Decode, prompt.saturating_add(1), what, &usable);
+            return self.too_large(now, request, NodeRole::Decode, |node| fits_decode(sized, node));
+        }
+        // What outgrows its node has to migrate.
+        if nodes.iter().any(|node| sized.is_expected_to_fit(node)) {
+            nodes.retain(|node| sized.is_expected_to_fit(node));
         }
         self.with_room(now, sized, &mut nodes)?;
         if request.yields() {
@@ -296,12 +304,34 @@ impl Cluster {
         let needs = all.iter().map(|node| sized.needs(node).blocks).min().unwrap_or(0);
         let soonest = all.iter().filter_map(|node| self.predictor.next_end(now, node)).min();
         let prompt = sized.request.prompt_tokens;
-        let output = sized.request.max_tokens;
+        let output = sized.output_tokens;
         let message = format!(
-            "no decode node has room for {prompt} prompt and {output} output tokens: {needs} blocks wanted, \
-             {best_room} free at most"
+            "no decode node has room for {prompt} prompt tokens and {output:.0} expected output tokens: {needs} blocks \
+             wanted, {best_room} free at most"
         );
         refuse(ErrorKind::Overloaded, message, Some(soonest.unwrap_or(RETRY_UNAVAILABLE)))
+    }
+
+    /// No usable node of a role holds the prompt. That is the client's to mend, unless a node does
+    /// that may soon be ready.
+    fn too_large<T>(
+        &self,
+        now: Instant,
+        request: &PlacementRequest<'_>,
+        role: NodeRole,
+        fits: impl Fn(&ClusterNode) -> bool,
+    ) -> Result<T, Refusal> {
+        let tokens = request.prompt_tokens;
+        let most = |node: &ClusterNode| node.info().max_prompt_tokens();
+        let usable = self.nodes.of_role(role).filter(|node| self.is_usable(node));
+        let largest = usable.map(most).max().unwrap_or(0);
+        let message = format!("no ready {role} node holds a prompt of {tokens} tokens: the largest holds {largest}");
+        // What has output may fit without it: its request begins again from its prompt.
+        let may_fit = request.output_tokens == 0;
+        if may_fit && self.nodes.of_role(role).any(|node| node.may_return(now) && fits(node)) {
+            return refuse(ErrorKind::Unavailable, message, Some(RETRY_UNAVAILABLE));
+        }
+        refuse(ErrorKind::Invalid, message, None)
     }
 
     fn decode_candidate<'a>(&self, sized: SizedRequest<'_>, node: &'a ClusterNode, held: u32) -> DecodeCandidate<'a> {
@@ -336,9 +366,7 @@ fn prefer(nodes: &mut Vec<&ClusterNode>, wanted: &[NodeId]) {
 }
 
 fn fits_prefill(tokens: u32, node: &ClusterNode) -> bool {
-    let info = node.info();
-    let blocks = info.layout.blocks_for(tokens as usize);
-    tokens > 0 && tokens < info.context_length && blocks <= info.layout.num_blocks as usize
+    (1..=node.info().max_prompt_tokens()).contains(&tokens)
 }
 
 fn has_place(node: &ClusterNode) -> bool {
@@ -347,11 +375,9 @@ fn has_place(node: &ClusterNode) -> bool {
 }
 
 fn fits_decode(sized: SizedRequest<'_>, node: &ClusterNode) -> bool {
-    let info = node.info();
     // A decode node draws a second token; one that only computes the prompt draws the first.
     let least_output = if sized.request.wants_decode { 2 } else { 1 };
-    sized.request.prompt_tokens.saturating_add(least_output) <= info.context_length
-        && sized.needs(node).blocks <= info.layout.num_blocks as usize
+    sized.request.prompt_tokens.saturating_add(least_output) <= node.info().max_sequence_tokens()
 }
 
 fn has_room(sized: SizedRequest<'_>, node: &ClusterNode) -> bool {
@@ -365,35 +391,6 @@ fn no_place<T>(now: Instant, full: &[&ClusterNode]) -> Result<T, Refusal> {
     let full = full.len();
     let message = format!("the queues of all {full} prefill nodes are full");
     refuse(ErrorKind::Overloaded, message, Some(duration(soonest)))
-}
-
-/// No node of a role has as many blocks as the request needs. It is wrong only if the model's
-/// context has no room for its `tokens` either: else the nodes that are here are too small.
-fn too_large<T>(
-    request: &PlacementRequest<'_>,
-    role: NodeRole,
-    tokens: u32,
-    what: String,
-    nodes: &[&ClusterNode],
-) -> Result<T, Refusal> {
-    let context = nodes.iter().map(|node| node.info().context_length).max().unwrap_or(0);
-    // What has output may fit without it: its request begins again from its prompt.
-    if tokens == 0 || tokens >= context || request.output_tokens > 0 {
-        let message = format!("no ready {role} node takes {what} in its context of {context} tokens");
-        return refuse(ErrorKind::Invalid, message, None);
-    }
-    let room = |layout: &KvLayout| u64::from(layout.num_blocks) * u64::from(layout.block_tokens);
-    let largest = nodes.iter().map(|node| room(&node.info().layout)).max().unwrap_or(0);
-    let output = largest.saturating_sub(u64::from(request.prompt_tokens));
-    let less = match role {
-        NodeRole::Decode if output > 1 => format!("; max_tokens up to {output} fits"),
-        _ => String::new(),
-    };
-    let message = format!(
-        "no ready {role} node has room for {what}: the largest holds {largest} tokens (its cache_bytes or \
-         cache_blocks){less}"
-    );
-    refuse(ErrorKind::Unavailable, message, Some(RETRY_UNAVAILABLE))
 }
 
 /// Blocks that were not charged. Shared prefixes are charged to each request: what is promised here
@@ -422,26 +419,38 @@ mod tests {
     use crate::placement::PlacementKind;
 
     #[test]
-    fn prompt_within_the_context_is_unavailable_if_it_fits_no_node() {
+    fn prompt_that_no_node_holds_is_invalid_and_output_limit_is_no_demand() {
         let now = Instant::now();
         let mut cluster = cluster(now, PlacementKind::CacheAware);
-        let long = |prompt_tokens| PlacementRequest { prompt_tokens, wants_decode: false, ..request(0, &[]) };
-        let (kind, message) = refusal(&mut cluster, now, &long(2048));
-        let named = "no ready prefill node takes a prompt of 2048 tokens in its context of 2048 tokens";
+        let long = PlacementRequest { prompt_tokens: 1700, wants_decode: false, ..request(0, &[]) };
+        let (kind, message) = refusal(&mut cluster, now, &long);
+        let named = "no ready prefill node holds a prompt of 1700 tokens: the largest holds 1600";
         assert_eq!((kind, message.as_str()), (ErrorKind::Invalid, named));
-        let (kind, message) = refusal(&mut cluster, now, &long(1700));
-        let named = "no ready prefill node has room for a prompt of 1700 tokens: the largest holds 1600 tokens";
-        assert!(kind == ErrorKind::Unavailable && message.starts_with(named), "{message}");
-        let much = PlacementRequest { max_tokens: 1500, ..request(0, &[]) };
-        let (kind, message) = refusal(&mut cluster, now, &much);
-        let named =
-            "no ready decode node has room for 160 prompt and 1500 output tokens: the largest holds 1600 tokens";
-        assert!(kind == ErrorKind::Unavailable && message.starts_with(named), "{message}");
-        assert!(message.ends_with("; max_tokens up to 1440 fits"), "{message}");
-        let fits = PlacementRequest { max_tokens: 1440, ..much };
-        assert!(place(&mut cluster, now, &fits).is_ok());
-        let resumed = PlacementRequest { output_tokens: 100, ..much };
+        let open = PlacementRequest { max_tokens: 1888, ..request(0, &[]) };
+        assert!(place(&mut cluster, now, &open).is_ok(), "160 prompt and 1888 output tokens are more than 1600");
+        let resumed = PlacementRequest { output_tokens: 100, prompt_tokens: 1700, ..open };
         assert_eq!(refusal(&mut cluster, now, &resumed).0, ErrorKind::Invalid, "it begins again from its prompt");
+    }
+
+    #[test]
+    fn node_that_holds_the_expected_output_goes_before_smaller_ones() {
+        let now = Instant::now();
+        let mut cluster = Cluster::new(ClusterConfig::default(), Policies::default());
+        cluster.on_node_joined(now, info("p0", NodeRole::Prefill, 1));
+        let mut small = info("d0", NodeRole::Decode, 1);
+        small.layout.num_blocks = 12;
+        cluster.on_node_joined(now, small);
+        let open = |n| PlacementRequest { max_tokens: 1888, ..request(n, &[]) };
+        let placed = place(&mut cluster, now, &open(0)).unwrap();
+        assert_eq!(placed.decode, Some(id("d0")), "192 tokens hold the prompt, and no other node is here");
+        cluster.on_node_joined(now, info("d1", NodeRole::Decode, 1));
+        for n in 1..3 {
+            assert_eq!(place(&mut cluster, now, &open(n)).unwrap().decode, Some(id("d1")));
+        }
+        let short = PlacementRequest { max_tokens: 16, ..request(3, &[]) };
+        let exclude = [id("d1")];
+        let short = PlacementRequest { exclude: &exclude, ..short };
+        assert_eq!(place(&mut cluster, now, &short).unwrap().decode, Some(id("d0")));
     }
 
     #[test]

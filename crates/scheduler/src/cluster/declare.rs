@@ -47,7 +47,7 @@ impl Cluster {
         let max_tokens = declared.max_tokens;
         let output_tokens = self.predictor.output_lengths.expected_left(0, max_tokens);
         let node = self.nodes.get(&start.node).filter(|_| self.nodes.is_here(start))?;
-        let Needs { blocks, kv_tokens } = Needs::of(prompt_tokens, max_tokens, output_tokens, node);
+        let Needs { blocks, kv_tokens } = Needs::of(prompt_tokens, output_tokens, node);
         let ago = |time: Duration| now.checked_sub(time).unwrap_or(now);
         let placed = ago(declared.placed_ago);
         let begins = declared.first_token_ago.map_or(placed + declared.ttft, ago);

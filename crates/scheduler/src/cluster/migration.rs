@@ -6,6 +6,7 @@ use baton_types::{MigrationQuestion, NodeId, NodeRole, RequestKey};
 
 use super::candidates::has_seat;
 use super::{Cluster, ClusterNode};
+use crate::decode::OUTGROWN_MARGIN;
 use crate::ledger::{Charge, DecodeCharge, FetchCharge, Placed};
 use crate::placement::PrefixFetch;
 
@@ -97,11 +98,13 @@ fn spare_blocks(node: &ClusterNode, charge: &DecodeCharge, tokens: u32) -> Optio
     let load = node.load();
     let layout = &node.info().layout;
     let profile = &node.info().profile;
-    let total = charge.prompt_tokens.saturating_add(charge.max_tokens).min(node.info().context_length) as usize;
-    let most = layout.blocks_for(total.saturating_sub(1));
-    if most > layout.num_blocks as usize {
+    let wanted = charge.prompt_tokens.saturating_add(charge.max_tokens).min(node.info().context_length);
+    let total = wanted.min(node.info().max_sequence_tokens());
+    // It would leave a node that is no larger than its own as soon as it is there.
+    if total < wanted.min(tokens.saturating_add(2 * OUTGROWN_MARGIN as u32)) {
         return None;
     }
+    let most = layout.blocks_for(total.saturating_sub(1) as usize);
     let free = (load.blocks_total as usize).checked_sub(load.blocks_used as usize + load.blocks_reserved as usize)?;
     // What was placed there since is not in the report.
     let (unknown, unknown_blocks) = node.charges.charged_since(node.reported());
@@ -192,6 +195,24 @@ mod tests {
         cluster.on_ended(now + 2 * MS, key(1));
         assert!(cluster.nodes().all(|node| node.charges.is_zero()) && cluster.placed() == 0);
         assert_eq!(cluster.reselect(now, key(1)), None, "it is unknown by now");
+    }
+
+    #[test]
+    fn sequence_that_outgrows_its_node_migrates_to_a_larger_one_only() {
+        let now = Instant::now();
+        let mut cluster = cluster(now, PlacementKind::CacheAware);
+        let open = PlacementRequest { max_tokens: 1888, ..request(1, &[]) };
+        let from = place(&mut cluster, now, &open).unwrap().decode.unwrap();
+        let other = if from == id("d0") { id("d1") } else { id("d0") };
+        // Each holds 1,600 tokens.
+        cluster.on_load(now + MS, &other, report(0));
+        let near_its_end = MigrationQuestion { tokens: 1540, ..question(1) };
+        assert_eq!(cluster.place_migration(now + MS, &near_its_end), None, "the other node is as small");
+        let mut large = info("d2", NodeRole::Decode, 1);
+        large.layout.num_blocks = 200;
+        cluster.on_node_joined(now, large);
+        cluster.on_load(now + MS, &id("d2"), Load { blocks_total: 200, ..report(0) });
+        assert_eq!(cluster.place_migration(now + MS, &near_its_end).map(|to| to.to), Some(id("d2")));
     }
 
     #[test]

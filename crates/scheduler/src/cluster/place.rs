@@ -189,8 +189,9 @@ impl Cluster {
 
     /// Whether no prefill node takes requests, and decode nodes may compute prompts then.
     fn decode_nodes_are_alone(&self, prefill: &Result<Vec<PrefillCandidate<'_>>, Refusal>) -> bool {
-        let gone = prefill.as_ref().is_err_and(|refusal| refusal.kind == ErrorKind::Unavailable);
-        gone && self.config.prompts_at_decode != PromptsAtDecode::Never
+        // None is ready, or none holds the prompt.
+        let cannot = prefill.as_ref().is_err_and(|refusal| refusal.kind != ErrorKind::Overloaded);
+        cannot && self.config.prompts_at_decode != PromptsAtDecode::Never
     }
 
     /// Takes a choice in and charges it, if the admission policy lets it.

@@ -133,12 +133,14 @@ impl Predictor {
 
     /// Seconds that a node takes for a prompt of which it has `cached` tokens, in its chunks.
     pub(super) fn prompt_seconds(&self, node: &ClusterNode, tokens: u32, cached: u32) -> f64 {
-        node.speed.seconds(self.cost(node).prefill.prompt(tokens, cached))
+        let cost = self.cost(node);
+        cost.seconds(node.speed, cost.prefill.prompt(tokens, cached))
     }
 
     /// The same in one chunk.
     pub(super) fn one_chunk_seconds(&self, node: &ClusterNode, tokens: u32, cached: u32) -> f64 {
-        node.speed.seconds(self.cost(node).prefill.one_chunk(tokens, cached))
+        let cost = self.cost(node);
+        cost.seconds(node.speed, cost.prefill.one_chunk(tokens, cached))
     }
 
     /// Rows of a full chunk of a node.
@@ -157,12 +159,13 @@ impl Predictor {
     /// Seconds of a step of a batch on this node. More than the batch takes wait, and do not slow
     /// the step.
     pub(super) fn step_seconds(&self, node: &ClusterNode, sequences: f64, kv_tokens: f64) -> f64 {
-        let cost = &self.cost(node).decode;
+        let cost = self.cost(node);
         let share = match f64::from(node.info().profile.max_running) {
             limit if limit > 0.0 && sequences > limit => limit / sequences,
             _ => 1.0,
         };
-        node.speed.seconds(cost.step((sequences * share).round() as u32, (kv_tokens * share) as u64))
+        let step = cost.decode.step((sequences * share).round() as u32, (kv_tokens * share) as u64);
+        cost.seconds(node.speed, step)
     }
 
     /// The same in the tail of the steps.

@@ -206,6 +206,8 @@ pub struct ClassCost {
     pub decode: DecodeCost,
     /// Measured decode steps over predicted ones, less 1.
     decode_spread: Residuals,
+    /// What the factors of its nodes are about, by their steps.
+    usual: SpeedFactor,
 }
 
 impl ClassCost {
@@ -215,7 +217,27 @@ impl ClassCost {
             prefill: PrefillCost::new(profile),
             decode: DecodeCost::new(profile),
             decode_spread: Residuals::default(),
+            usual: SpeedFactor::default(),
         }
+    }
+
+    /// The class's seconds as those of a node with this factor. A node that has had no step is as
+    /// fast as the others are: the class's model learns from them together with their factors, and
+    /// one without the other would say that it is slower, or faster.
+    pub fn seconds(&self, speed: SpeedFactor, seconds: f64) -> f64 {
+        seconds * self.factor(speed)
+    }
+
+    fn factor(&self, speed: SpeedFactor) -> f64 {
+        if speed.is_measured { speed.factor } else { speed.factor * self.usual.factor }
+    }
+
+    /// A node's step took `ratio` times what the class's model says.
+    fn follow(&mut self, speed: &mut SpeedFactor, ratio: f64) {
+        speed.factor = self.factor(*speed);
+        speed.is_measured = true;
+        speed.follow(ratio);
+        self.usual.follow(ratio);
     }
 
     /// By how much of itself a decode step exceeds its prediction at the quantile `q` (0 to 1): the
@@ -233,15 +255,16 @@ impl ClassCost {
     pub fn on_prefill_step(&mut self, factor: &mut SpeedFactor, rows: u32, attended: u64, seconds: f64) {
         if is_time(seconds) {
             let expected = self.prefill.step(rows, attended);
-            self.prefill.observe(rows, attended, seconds / factor.0);
-            factor.follow(seconds / expected);
+            self.prefill.observe(rows, attended, seconds / self.factor(*factor));
+            self.follow(factor, seconds / expected);
         }
     }
 
     /// A decode node takes `seconds` for a partial prefill. Its factor is that of its steps.
     pub fn on_slice(&mut self, factor: SpeedFactor, rows: u32, attended: u64, seconds: f64) {
         if is_time(seconds) {
-            self.prefill.fit.update(&[1.0, f64::from(rows), attended as f64], seconds / factor.0);
+            let seconds = seconds / self.factor(factor);
+            self.prefill.fit.update(&[1.0, f64::from(rows), attended as f64], seconds);
         }
     }
 
@@ -256,9 +279,10 @@ impl ClassCost {
     ) {
         if is_time(seconds) {
             let expected = self.decode.step(sequences, kv_tokens);
-            self.decode_spread.observe(now, 1.0, seconds / (expected * factor.0));
-            self.decode.observe(sequences, kv_tokens, seconds / factor.0);
-            factor.follow(seconds / expected);
+            let own = self.factor(*factor);
+            self.decode_spread.observe(now, 1.0, seconds / (expected * own));
+            self.decode.observe(sequences, kv_tokens, seconds / own);
+            self.follow(factor, seconds / expected);
         }
     }
 }
@@ -277,11 +301,15 @@ fn is_time(seconds: f64) -> bool {
 
 /// How many times as long as its class a node takes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SpeedFactor(f64);
+pub struct SpeedFactor {
+    factor: f64,
+    /// Whether it comes from steps, and not from the start-up profile alone.
+    is_measured: bool,
+}
 
 impl Default for SpeedFactor {
     fn default() -> Self {
-        Self(1.0)
+        Self { factor: 1.0, is_measured: false }
     }
 }
 
@@ -291,18 +319,14 @@ impl SpeedFactor {
     pub fn from_profiles(own: f64, class: f64) -> Self {
         let ratio = own / class;
         let tells = ratio.is_finite() && ratio > 0.0 && !(0.5..=2.0).contains(&ratio);
-        Self(if tells { ratio.clamp(0.05, 20.0) } else { 1.0 })
+        let factor = if tells { ratio.clamp(0.05, 20.0) } else { 1.0 };
+        Self { factor, is_measured: false }
     }
 
     /// Moves by a fiftieth of the way to what was observed.
     fn follow(&mut self, observed: f64) {
-        let observed = observed.clamp(self.0 / OUTLIER, self.0 * OUTLIER);
-        self.0 = (self.0 * (observed / self.0).powf(0.02)).clamp(0.05, 20.0);
-    }
-
-    /// A class's seconds as this node's.
-    pub fn seconds(self, seconds: f64) -> f64 {
-        seconds * self.0
+        let observed = observed.clamp(self.factor / OUTLIER, self.factor * OUTLIER);
+        self.factor = (self.factor * (observed / self.factor).powf(0.02)).clamp(0.05, 20.0);
     }
 }
 
@@ -336,7 +360,7 @@ mod tests {
         }
         for (rows, attended) in [(64, 3_000), (512, 131_000), (512, 2_000_000)] {
             let expected = truth(f64::from(rows), attended as f64);
-            let found = factor.seconds(cost.prefill.step(rows, attended));
+            let found = cost.seconds(factor, cost.prefill.step(rows, attended));
             assert!((found / expected - 1.0).abs() < 0.25, "{rows} rows, {attended} attended: {found} for {expected}");
         }
     }
@@ -402,10 +426,25 @@ mod tests {
             cost.on_decode_step(Instant::now(), &mut slow, 8, 4000, 0.09);
         }
         let step = cost.decode.step(8, 4000);
-        let ratio = slow.seconds(step) / fast.seconds(step);
+        let ratio = cost.seconds(slow, step) / cost.seconds(fast, step);
         assert!((2.5..3.5).contains(&ratio), "{ratio}");
-        assert!((fast.seconds(step) / 0.03 - 1.0).abs() < 0.2);
+        assert!((cost.seconds(fast, step) / 0.03 - 1.0).abs() < 0.2);
         assert_eq!(SpeedFactor::from_profiles(1.5, 1.0), SpeedFactor::default());
-        assert_eq!(SpeedFactor::from_profiles(4.0, 1.0), SpeedFactor(4.0));
+        assert_eq!(cost.seconds(SpeedFactor::from_profiles(4.0, 1.0), 1.0), 4.0 * cost.usual.factor);
+    }
+
+    #[test]
+    fn node_without_a_step_is_as_fast_as_one_that_has_had_some() {
+        for seconds in [0.001, 0.01, 0.1] {
+            let profile = NodeProfile { decode_base: 0.01, decode_per_sequence: 0.001, ..NodeProfile::default() };
+            let mut cost = ClassCost::new(&profile);
+            let mut first = SpeedFactor::default();
+            for _ in 0..500 {
+                cost.on_decode_step(Instant::now(), &mut first, 4, 2000, seconds);
+                let step = cost.decode.step(4, 2000);
+                let ratio = cost.seconds(first, step) / cost.seconds(SpeedFactor::default(), step);
+                assert!((0.999..1.001).contains(&ratio), "{ratio}");
+            }
+        }
     }
 }

@@ -226,12 +226,13 @@ impl DecodeCore {
     /// One token of each sequence that decodes, and layers of a partial prefill, or chunks of what
     /// else is to be computed. The oldest first, within the budget.
     fn run_batch(&mut self, now: Instant) {
+        let held_until = now + self.config.grant_wait;
         let slice = self.next_slice();
         let mut budget = if slice.is_some() { 0 } else { self.config.prompt_budget };
         let mut by_age = self.running.clone();
         by_age.sort_by_key(|key| self.sequences.get(key).map(|sequence| sequence.turn));
         let sequences: Vec<StepSequence> =
-            by_age.into_iter().filter_map(|key| self.add_to_step(key, &mut budget)).collect();
+            by_age.into_iter().filter_map(|key| self.add_to_step(key, held_until, &mut budget)).collect();
         if sequences.is_empty() {
             self.step_time.forget();
         }
@@ -246,8 +247,8 @@ impl DecodeCore {
         self.effects.push_back(DecodeEffect::RunStep(StepPlan { id, sequences, slice }));
     }
 
-    fn add_to_step(&mut self, key: RequestKey, budget: &mut usize) -> Option<StepSequence> {
-        if self.lacks_block(key) {
+    fn add_to_step(&mut self, key: RequestKey, held_until: Instant, budget: &mut usize) -> Option<StepSequence> {
+        if self.lacks_block(key) || self.sequences.get_mut(&key)?.hold_last_token(held_until) {
             return None;
         }
         // A partial prefill goes through the layers, with its tokens together.

@@ -274,13 +274,14 @@ impl DecodeCore {
         let model = &self.config.model;
         let prompt_tokens = request.prompt_tokens as usize;
         let given_tokens = request.tokens();
-        let context = model.context_length as usize;
-        let max_total_tokens = prompt_tokens.saturating_add(request.max_tokens as usize).min(context);
-        if prompt_tokens == 0 || max_total_tokens < given_tokens + 2 {
+        let lengths = Lengths::new(model, prompt_tokens, given_tokens, request.max_tokens);
+        if prompt_tokens == 0 || lengths.max_total_tokens < given_tokens + 2 {
             let message = format!(
-                "{prompt_tokens} prompt and {} output tokens, of which {} are given, in a context of {context}: nothing \
+                "{prompt_tokens} prompt and {} output tokens, of which {} are given, and this node holds {}: nothing \
                  to decode",
-                request.max_tokens, request.output_tokens
+                request.max_tokens,
+                request.output_tokens,
+                model.layout.max_sequence_tokens(model.context_length)
             );
             return refused(ErrorKind::Invalid, message);
         }
@@ -289,17 +290,9 @@ impl DecodeCore {
         if hashes != full {
             return refused(ErrorKind::Invalid, format!("{hashes} block hashes for {full} full blocks of the prompt"));
         }
-        let total = model.layout.blocks_for(max_total_tokens - 1);
-        if total > model.layout.num_blocks as usize {
-            let message = format!(
-                "{prompt_tokens} prompt and {} output tokens take {total} blocks, the node has {}",
-                request.max_tokens, model.layout.num_blocks
-            );
-            return refused(ErrorKind::Invalid, message);
-        }
+        let total = model.layout.blocks_for(lengths.max_total_tokens - 1);
         let given = model.layout.blocks_for(given_tokens);
         let growth = (total - given).min(self.config.growth_blocks);
-        let lengths = Lengths { prompt_tokens, given_tokens, max_total_tokens };
         Ok(Needed { lengths, given, growth })
     }
 

@@ -9,7 +9,7 @@ use baton_kv_cache::BlockHasher;
 use baton_types::{ErrorKind, GrantId, Handoff, Refused, RequestKey};
 
 use super::grant::{Granted, refused};
-use super::sequence::{Origin, Phase, Sequence};
+use super::sequence::{LastToken, Origin, Phase, Sequence};
 use super::{DecodeCore, DecodeEffect, Outcome};
 use crate::config::ModelConfig;
 
@@ -131,6 +131,7 @@ impl Granted {
             queue: None,
             last_migration_request: None,
             last_progress: self.since,
+            last_token: LastToken::Ahead,
         }
     }
 }

@@ -10,7 +10,7 @@ use baton_types::{
 };
 
 use super::kv::SequenceKv;
-use super::sequence::{Lengths, Origin, Phase, Sequence};
+use super::sequence::{LastToken, Lengths, Origin, Phase, Sequence};
 use super::{DecodeCore, DecodeEffect, Outcome};
 
 /// What only a prompt that is computed here has.
@@ -66,6 +66,7 @@ impl DecodeCore {
             queue: None,
             last_migration_request: None,
             last_progress: now,
+            last_token: LastToken::Ahead,
         })
     }
 
@@ -75,32 +76,24 @@ impl DecodeCore {
         let model = &self.config.model;
         let tokens = job.tokens.len();
         let prompt = tokens.saturating_sub(job.output_tokens as usize);
-        let context = model.context_length as usize;
         if self.draining {
             return refuse(ErrorKind::Unavailable, "the decode node is draining".into());
         }
         if let Err(error) = job.sampling.validate() {
             return refuse(ErrorKind::Invalid, error.to_string());
         }
-        if prompt == 0 || prompt >= context {
-            return refuse(ErrorKind::Invalid, format!("a prompt of {prompt} tokens in a context of {context}"));
+        let lengths = Lengths::new(model, prompt, tokens, job.sampling.max_tokens);
+        if prompt == 0 || tokens >= lengths.max_total_tokens {
+            let message = format!(
+                "{prompt} prompt and {} output tokens, of which {} are given, and this node holds {}: nothing to decode",
+                job.sampling.max_tokens,
+                job.output_tokens,
+                model.layout.max_sequence_tokens(model.context_length)
+            );
+            return refuse(ErrorKind::Invalid, message);
         }
         if let Some(token) = job.tokens.iter().find(|token| **token >= model.vocab_size) {
             let message = format!("token {token} is not in the vocabulary of {}", model.vocab_size);
-            return refuse(ErrorKind::Invalid, message);
-        }
-        let max_total_tokens = prompt.saturating_add(job.sampling.max_tokens as usize).min(context);
-        if tokens >= max_total_tokens && job.output_tokens > 0 {
-            let message = format!("{tokens} tokens are here of {max_total_tokens}: nothing to decode");
-            return refuse(ErrorKind::Invalid, message);
-        }
-        let blocks = model.layout.blocks_for(max_total_tokens - 1);
-        let total = model.layout.num_blocks as usize;
-        if blocks > total {
-            let message = format!(
-                "{prompt} prompt and {} output tokens take {blocks} blocks, the node has {total}",
-                job.sampling.max_tokens
-            );
             return refuse(ErrorKind::Invalid, message);
         }
         let open = self.num_requests();
@@ -109,7 +102,7 @@ impl DecodeCore {
             let message = format!("{open} sequences are granted, waiting or running, as many as may");
             return refuse(ErrorKind::Overloaded, message);
         }
-        Ok(Lengths { prompt_tokens: prompt, given_tokens: tokens, max_total_tokens })
+        Ok(lengths)
     }
 
     /// A sequence got its blocks: if its prompt is computed here and this is the first time, its

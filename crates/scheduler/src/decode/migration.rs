@@ -1,8 +1,9 @@
 //! Migration: sequences go on at another decode node, because their own has no room for them or is
-//! on its way out.
+//! on its way out. A sequence that may get longer than its node can hold needs a larger node. If
+//! none takes it, its output ends.
 //!
 //! ```text
-//!   there: preempted, or draining ─▶ RequestMigration, now and then ──────────────────────────────────────▶ on_abort, once it is taken
+//!   there: preempted, outgrowing or draining ─▶ RequestMigration, now and then ──────────────────────────────────────▶ on_abort, once it is taken
 //!   here:  on_submit of a migration     ─▶ blocks, Fetch of the full ones ─▶ on_fetch_done ─▶ AnswerMigration ─▶ the rest is computed, tokens
 //!                       └─ no room now: AnswerMigration, refused; it stays at its node
 //! ```
@@ -37,7 +38,8 @@ impl Sequence {
     /// tokens would be the same there. If the prompt is of another KV compatibility class they
     /// might not be, and some may come from both nodes.
     fn wants_migration(&self, draining: bool) -> bool {
-        let waits = self.phase == Phase::Preempted || draining && self.has_blocks();
+        let must_leave = draining || self.is_outgrowing();
+        let waits = self.phase == Phase::Preempted || must_leave && self.has_blocks();
         // What migrated here has an output, whether or not a token was drawn since.
         let has_migrated = matches!(self.origin, Origin::Migrated);
         waits && !self.is_other_class() && (has_migrated || self.tokens.len() > self.lengths.given_tokens)
@@ -48,7 +50,7 @@ impl DecodeCore {
     /// Offers what wants room, and was not offered lately.
     pub(super) fn send_due_migration_requests(&mut self, now: Instant) {
         self.next_migration_request = None;
-        if self.waiting.is_empty() && !self.draining {
+        if self.waiting.is_empty() && !self.draining && !self.has_outgrowing() {
             return;
         }
         for (&key, sequence) in
@@ -68,6 +70,10 @@ impl DecodeCore {
             let due = last + self.config.migration_request_interval;
             self.next_migration_request = Some(self.next_migration_request.map_or(due, |next| next.min(due)));
         }
+    }
+
+    fn has_outgrowing(&self) -> bool {
+        self.running.iter().filter_map(|key| self.sequences.get(key)).any(Sequence::is_outgrowing)
     }
 
     /// Whether a sequence of another node would get a place now, if there are blocks for it.

@@ -45,10 +45,11 @@ use crate::tier::Stores;
 
 pub use effect::DecodeEffect;
 pub(crate) use partial_prefill::slice_layers;
+pub(crate) use sequence::OUTGROWN_MARGIN;
 
 use batch::RunningStep;
 use grant::{GrantRecord, Granted};
-use sequence::{Phase, Sequence};
+use sequence::{LastToken, Phase, Sequence};
 use step_time::RecentStepTime;
 use tombstones::{Outcome, Tombstones};
 use waiting_grant::WaitingGrant;
@@ -151,6 +152,7 @@ impl DecodeCore {
             .chain(self.leases.next_expiry())
             .chain(waiting)
             .chain(self.next_migration_request)
+            .chain(self.next_release_of_last_token())
             .min()
     }
 
@@ -268,7 +270,27 @@ impl DecodeCore {
         }
         self.end_grant_waits(now);
         self.expire_leases(now);
+        self.release_last_tokens(now);
         self.plan_step(now);
+    }
+
+    /// When the first sequence that waits for a larger node has waited long enough.
+    fn next_release_of_last_token(&self) -> Option<Instant> {
+        let running = self.running.iter().filter_map(|key| self.sequences.get(key));
+        let held = running.filter_map(|sequence| match sequence.last_token {
+            LastToken::HeldUntil(until) => Some(until),
+            LastToken::Ahead | LastToken::Released => None,
+        });
+        held.min()
+    }
+
+    fn release_last_tokens(&mut self, now: Instant) {
+        for key in &self.running {
+            let Some(sequence) = self.sequences.get_mut(key) else { continue };
+            if matches!(sequence.last_token, LastToken::HeldUntil(until) if until <= now) {
+                sequence.last_token = LastToken::Released;
+            }
+        }
     }
 
     fn expire_leases(&mut self, now: Instant) {

@@ -18,6 +18,7 @@ use super::kv::SequenceKv;
 use super::local::LocalPrompt;
 use super::migration::Fetch;
 use super::partial_prefill::PartialPrefill;
+use crate::config::ModelConfig;
 use crate::step::{LogitsWanted, StepSequence};
 
 /// A request that was handed off or submitted. Before its handoff it is a
@@ -43,6 +44,7 @@ pub(super) struct Sequence {
     pub last_migration_request: Option<Instant>,
     /// When its conductor last heard of its compute.
     pub last_progress: Instant,
+    pub last_token: LastToken,
 }
 
 /// Where a sequence comes from.
@@ -63,8 +65,39 @@ pub(super) struct Lengths {
     /// Of prompt and output, those that came with the grant or the job: computed before the first
     /// token is drawn here.
     pub given_tokens: usize,
-    /// Most tokens of prompt and output together.
+    /// Most tokens of prompt and output together that this node holds.
     pub max_total_tokens: usize,
+    /// Most that the request asks for, in the model's context.
+    wanted_total_tokens: usize,
+}
+
+/// So many tokens before a sequence outgrows its node, a larger one is asked for.
+pub(crate) const OUTGROWN_MARGIN: usize = 64;
+
+impl Lengths {
+    /// What a node of this model and arena can give a request.
+    pub(super) fn new(model: &ModelConfig, prompt_tokens: usize, given_tokens: usize, max_tokens: u32) -> Self {
+        let context = model.context_length as usize;
+        let wanted_total_tokens = prompt_tokens.saturating_add(max_tokens as usize).min(context);
+        let most = model.layout.max_sequence_tokens(model.context_length) as usize;
+        Self { prompt_tokens, given_tokens, max_total_tokens: wanted_total_tokens.min(most), wanted_total_tokens }
+    }
+
+    /// Whether the request wants more tokens than this node can hold.
+    fn exceeds_node(&self) -> bool {
+        self.wanted_total_tokens > self.max_total_tokens
+    }
+}
+
+/// What a sequence that outgrows its node does at the last token that the node can hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LastToken {
+    /// The sequence has not come to it yet.
+    Ahead,
+    /// The sequence waits until then for a node that can hold more.
+    HeldUntil(Instant),
+    /// No node took it in time: the output ends with this token.
+    Released,
 }
 
 /// Where a sequence stands on its way into the batch.
@@ -109,6 +142,21 @@ impl Sequence {
     /// Whether the prompt is computed here, and no token was drawn yet.
     pub(super) fn is_prompt(&self) -> bool {
         matches!(self.origin, Origin::Submitted(_)) && self.tokens.len() == self.lengths.given_tokens
+    }
+
+    /// Whether it will soon have more tokens than this node can hold.
+    pub(super) fn is_outgrowing(&self) -> bool {
+        self.lengths.exceeds_node() && self.tokens.len() + OUTGROWN_MARGIN >= self.lengths.max_total_tokens
+    }
+
+    /// Holds the last token that this node can give until a larger node has had time to take the
+    /// sequence: an output that has ended cannot go on elsewhere. Tells whether it is held.
+    pub(super) fn hold_last_token(&mut self, until: Instant) -> bool {
+        let is_next = self.lengths.exceeds_node() && self.tokens.len() + 1 >= self.lengths.max_total_tokens;
+        if is_next && !self.is_prompt() && self.last_token == LastToken::Ahead {
+            self.last_token = LastToken::HeldUntil(until);
+        }
+        matches!(self.last_token, LastToken::HeldUntil(_))
     }
 
     /// Whether it has its blocks, and waits for others or runs.

@@ -558,7 +558,10 @@ impl RequestCore {
         if self.finish.is_some() {
             return;
         }
+        // The client has more than this node can hold: a larger one gave it, and failed.
+        let ends_before = token.finish == Some(FinishReason::Length) && index < self.output.len();
         match self.output.push(index, token) {
+            Ok(()) if ends_before => self.on_finish(now, FinishReason::Length),
             Ok(()) => self.deliver(now),
             Err(contradiction) => self.end(now, Err(RequestError::Contradicted(contradiction))),
         }

@@ -273,9 +273,12 @@ fn grant_reserves_blocks_of_whole_answer_and_refusal_names_numbers() {
     let expected = "no room for 8 prompt and 14 output tokens: 6 blocks wanted, 5 of 10 available";
     assert_eq!(refused.message, expected);
     node.ask(grant_request(1, &tokens(8), 13)).unwrap();
-    let refused = node.ask(grant_request(2, &tokens(4), 38)).unwrap_err();
+    let more_than_the_node = node.ask(grant_request(2, &tokens(4), 38)).unwrap_err();
+    assert_eq!(more_than_the_node.kind, ErrorKind::Overloaded, "a limit is no demand");
+    let refused = node.ask(grant_request(2, &tokens(40), 38)).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Invalid);
-    assert_eq!(refused.message, "4 prompt and 38 output tokens take 11 blocks, the node has 10");
+    let expected = "40 prompt and 38 output tokens, of which 0 are given, and this node holds 41: nothing to decode";
+    assert_eq!(refused.message, expected);
     let mut odd = grant_request(2, &tokens(8), 4);
     odd.prompt_tokens = 12;
     assert_eq!(node.ask(odd).unwrap_err().message, "2 block hashes for 3 full blocks of the prompt");

@@ -1,8 +1,10 @@
 //! The decode core by itself: sequences that go on at another decode node.
 
+use std::time::Duration;
+
 use baton_types::{
-    Attempt, BlockId, DecodeEvent, ErrorKind, FetchReport, FetchSource, Generation, LeaseRequest, NodeId, PrefillJob,
-    Refused, RequestKey,
+    Attempt, BlockId, DecodeEvent, ErrorKind, FetchReport, FetchSource, FinishReason, Generation, LeaseRequest, NodeId,
+    PrefillJob, Refused, RequestKey,
 };
 
 use super::decode::{MS, Node, config, grant_request, ranges, submitted, tokens};
@@ -140,7 +142,8 @@ fn migration_is_refused_if_the_sequence_would_have_to_wait() {
     let mut node = Node::new(DecodeConfig { max_running: 1, ..config(5) });
     let whole = PrefillJob { is_migration: true, output_tokens: 8, ..submitted(0, &tokens(18), 8) };
     let (kind, message) = refusal(&mut node, whole);
-    assert_eq!((kind, message.as_str()), (ErrorKind::Invalid, "18 tokens are here of 18: nothing to decode"));
+    let expected = "10 prompt and 8 output tokens, of which 8 are given, and this node holds 21: nothing to decode";
+    assert_eq!((kind, message.as_str()), (ErrorKind::Invalid, expected));
     node.admit(1, &prompt(1, 8), 4);
     assert_eq!(refusal(&mut node, resumed(0, 13)).1, "1 sequences come, wait or run, as many as run at once");
     node.after(MS, |core, now| core.on_drain(now));
@@ -174,4 +177,33 @@ fn incoming_migration_is_preempted_first_and_its_blocks_wait_for_fetch() {
     assert!(node.core.load().blocks_used <= 5);
     let _ = node.run();
     assert!(node.core.is_idle());
+}
+
+#[test]
+fn sequence_that_outgrows_its_node_is_offered_and_then_ends_with_length() {
+    // 20 blocks of 4 tokens hold 81 tokens of a sequence. It may have 118.
+    let wait = Duration::from_secs(4);
+    let mut config = DecodeConfig { grant_wait: wait, ..config(20) };
+    config.model.context_length = 500;
+    let mut node = Node::new(config);
+    node.admit(0, &prompt(0, 8), 110);
+    let mut offered = Vec::new();
+    for _ in 0..71 {
+        let plan = node.take_step();
+        node.finish(&plan, 41);
+        offered.extend(node.offers());
+    }
+    assert_eq!(offered.first(), Some(&(key(0), 9)), "64 tokens before its end");
+    assert_eq!(node.take_events().len(), 71);
+    let has_step = |node: &Node| node.effects.iter().any(|effect| matches!(effect, DecodeEffect::RunStep(_)));
+    node.after(wait - 2 * MS, |core, now| core.on_wakeup(now));
+    assert!(!has_step(&node) && node.core.load().running == 1, "a larger node may still take it");
+    assert_eq!(node.offers(), [(key(0), 72)]);
+    let due = node.core.next_wakeup().unwrap();
+    assert!(due > node.now && due <= node.now + 2 * MS, "{:?}", due - node.now);
+    node.after(2 * MS, |core, now| core.on_wakeup(now));
+    let [(_, DecodeEvent::Token { index: 72, finish: Some(FinishReason::Length), .. })] = node.run()[..] else {
+        panic!("it ends with the last token that this node can give");
+    };
+    assert!(node.core.is_idle() && node.core.next_wakeup().is_none());
 }

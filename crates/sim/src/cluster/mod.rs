@@ -28,7 +28,7 @@ use crate::Random;
 use crate::faults::FaultKind;
 use crate::options::{Feature, SimOptions, Window};
 use crate::record::RequestRecord;
-use crate::trace::{Trace, TraceRequest};
+use crate::trace::Trace;
 use config::{NodeConfig, cluster_config};
 use contents::Contents;
 use frontend::{CONDUCTOR_ID, Ended, Frontend};
@@ -83,7 +83,7 @@ struct World<'a> {
     configs: Vec<NodeConfig>,
     /// Of what goes wrong.
     chance: Random,
-    requests: &'a [TraceRequest],
+    trace: &'a Trace,
     wire: Wire,
     frontend: Frontend,
     nodes: Vec<Node>,
@@ -128,7 +128,7 @@ impl<'a> World<'a> {
             options,
             profile,
             chance: Random::new(seeds.next_u64()),
-            requests: &trace.requests,
+            trace,
             nodes,
             configs,
             wire,
@@ -316,8 +316,8 @@ impl<'a> World<'a> {
 
     fn on_arrival(&mut self, request: usize) {
         self.await_arrival(request + 1);
-        let traced = &self.requests[request];
-        let tokens = prompt::prompt(traced);
+        let traced = &self.trace.requests[request];
+        let tokens = prompt::prompt(traced, self.trace.block_tokens);
         let slo = Slo { ttft: self.options.ttft_slo.map(Ttft), tbt: self.options.tbt_slo.map(Tbt) };
         let hashes = self.frontend.cluster.block_hasher(&[]);
         let hashes = hashes.map_or_else(Vec::new, |(hasher, block_tokens)| hasher.chain(&tokens, block_tokens));

@@ -4,18 +4,19 @@
 use baton_types::TokenId;
 
 use super::engine::VOCABULARY;
-use crate::trace::{BLOCK_TOKENS, TraceRequest};
+use crate::trace::TraceRequest;
 
 /// The prompt of a request. Hashes are chained, so that the first tokens of each of the trace's
 /// blocks tell it from others.
-pub(super) fn prompt(request: &TraceRequest) -> Vec<TokenId> {
-    let mut tokens = Vec::with_capacity(request.hash_ids.len() * BLOCK_TOKENS as usize);
+pub(super) fn prompt(request: &TraceRequest, block_tokens: u32) -> Vec<TokenId> {
+    let mut tokens = Vec::with_capacity(request.input_length as usize);
     for &id in &request.hash_ids {
-        let end = tokens.len() + BLOCK_TOKENS as usize;
+        let end = tokens.len() + block_tokens as usize;
         tokens.extend([(id % u64::from(VOCABULARY)) as TokenId, (id / u64::from(VOCABULARY)) as TokenId % VOCABULARY]);
         tokens.push((id >> 62) as TokenId);
         tokens.resize(end, 0);
     }
-    tokens.truncate(request.input_length as usize);
+    // The last id is of all that is left.
+    tokens.resize(request.input_length as usize, 0);
     tokens
 }

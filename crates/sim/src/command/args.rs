@@ -12,15 +12,18 @@ use super::numbers::{
 use crate::faults::FaultKind;
 use crate::options::{Feature, SimOptions, Window};
 use crate::policy::{SimAdmission, SimPlacement};
-use crate::trace::BLOCK_TOKENS;
+use crate::trace::{BLOCK_TOKENS, MAX_BLOCK_TOKENS};
 
 /// Of `baton simulate`. Times are seconds.
 #[derive(Debug, Clone, Args)]
 pub struct SimulateArgs {
-    /// Play the requests of this file, one JSON object per line. Keys: timestamp (ms),
-    /// input_length, output_length (tokens) and hash_ids (of blocks of 512 tokens)
+    /// Play the requests of this file, one JSON object per line, also gzipped. Keys: timestamp
+    /// (ms), input_length, output_length (tokens), and hash_ids (of blocks) if prompts begin alike
     #[arg(long, value_name = "FILE")]
     pub trace: PathBuf,
+    /// Take hash_ids as of blocks of N tokens. Without it, as the lengths of the prompts tell
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BLOCK_TOKENS)))]
+    pub trace_block_tokens: Option<u32>,
     /// Simulate N prefill nodes
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub prefill: u32,
@@ -68,7 +71,7 @@ pub struct SimulateArgs {
     /// Play only the first part of the trace's time, this long in seconds
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = positive_seconds)]
     pub duration: Option<Duration>,
-    /// Use N tokens per KV block, a divisor of the trace's 512
+    /// Use N tokens per KV block, a divisor of 512
     #[arg(long, value_name = "N", default_value_t = BLOCK_TOKENS, value_parser = block_tokens)]
     pub block_tokens: u32,
     /// Leave out one feature: shortest-first, lhd, partial-prefill, prompts-at-decode, migration,
@@ -257,6 +260,7 @@ pub(crate) mod tests {
             ("--trace t --tbt-slo-ms -1", "--tbt-slo-ms"),
             ("--trace t --max-wait-ms never", "--max-wait-ms"),
             ("--trace t --block-tokens 100", "--block-tokens"),
+            ("--trace t --trace-block-tokens 0", "--trace-block-tokens"),
             ("--trace t --jitter -1", "--jitter"),
             ("--trace t --duration 0", "--duration"),
             ("--trace t --curve 2:1:1", "--curve"),

@@ -96,7 +96,7 @@ pub(crate) fn millis_or_off(text: &str) -> Result<MillisOrOff, String> {
 /// Blocks must end where the trace's do.
 pub(crate) fn block_tokens(text: &str) -> Result<u32, String> {
     let tokens = text.parse().ok().filter(|tokens| *tokens > 0 && BLOCK_TOKENS.is_multiple_of(*tokens));
-    tokens.ok_or_else(|| format!("expected a divisor of the trace's blocks of {BLOCK_TOKENS} tokens"))
+    tokens.ok_or_else(|| format!("expected a divisor of {BLOCK_TOKENS}"))
 }
 
 /// A time that may be 0.

@@ -31,7 +31,7 @@ impl Workload {
             let problem = format!("{}, but a node of the profile holds {smallest} tokens", args.block_tokens);
             return Err(SimulateError::invalid("--block-tokens", problem));
         }
-        let trace = read(&args.trace)?.played(args.duration, args.jitter, args.seed);
+        let trace = read(&args.trace, args.trace_block_tokens)?.played(args.duration, args.jitter, args.seed);
         let floor_ttft_mean_s = floor_ttft_mean(&trace, &profile, &args.options());
         let name = args.trace.file_name().unwrap_or(args.trace.as_os_str()).to_string_lossy().into_owned();
         Ok(Self { name, trace, profile, jitter: args.jitter, floor_ttft_mean_s })
@@ -55,9 +55,9 @@ impl Workload {
     }
 }
 
-fn read(path: &Path) -> Result<Trace, SimulateError> {
+fn read(path: &Path, block_tokens: Option<u32>) -> Result<Trace, SimulateError> {
     let error = |problem: String| SimulateError::Trace { path: path.display().to_string(), problem };
-    let trace = Trace::open(path).map_err(|open| error(open.to_string()))?;
+    let trace = Trace::open(path, block_tokens).map_err(|open| error(open.to_string()))?;
     if trace.requests.is_empty() {
         return Err(error("expected at least one request".to_owned()));
     }

@@ -22,7 +22,8 @@ struct Runs(Vec<Summary>);
 impl Runs {
     fn of(source: &Source, placement: SimPlacement, options: SimOptions) -> Self {
         let profile = ModelProfile::load("llama3-70b-a800").expect("a built-in profile");
-        let trace = Trace::open(&source.path).unwrap_or_else(|error| panic!("{}: {error}", source.path.display()));
+        let trace =
+            Trace::open(&source.path, None).unwrap_or_else(|error| panic!("{}: {error}", source.path.display()));
         // The others evict as their papers say.
         let without = (placement != SimPlacement::MIN_TOTAL_DELAY).then_some(Feature::Lhd);
         let summary = |seed| {

@@ -15,7 +15,10 @@
 
 #![allow(unsafe_code)] // reads and writes blocks of the arena; see each SAFETY note
 
+mod answers;
+
 use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_profile::{LAYER_GROUPS, StepCost, step_noise};
@@ -27,6 +30,8 @@ use crate::engine::{
 };
 use crate::error::EngineError;
 
+pub use answers::MockAnswers;
+
 /// Tokens of the mock's vocabulary: the bytes, and specials as in `baton_text::Tokenizer::bytes()`.
 pub const MOCK_VOCAB_SIZE: u32 = 512;
 /// Largest blocks and arena.
@@ -36,6 +41,8 @@ const MAX_ARENA_BYTES: u64 = 1 << 40;
 const RECORD_BYTES: usize = 16;
 /// Logits of the token that the hash chose, and of all others.
 const CHOSEN: f32 = 12.0;
+/// Logit of a token of a given answer: no other is drawn at any ordinary temperature.
+const GIVEN: f32 = 1000.0;
 
 /// What the mock pretends to be.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,6 +68,8 @@ pub struct MockOptions {
     pub end_one_in: u32,
     /// A step that computes this token never ends: it stands for a driver that hangs.
     pub stuck_token: Option<u32>,
+    /// What it answers; `None`: noise.
+    pub answers: Option<Arc<MockAnswers>>,
 }
 
 impl Default for MockOptions {
@@ -76,6 +85,7 @@ impl Default for MockOptions {
             end_token: 257,
             end_one_in: 0,
             stuck_token: None,
+            answers: None,
         }
     }
 }
@@ -189,6 +199,13 @@ impl MockEngine {
         record[..8].copy_from_slice(&bytes[k..k + 8]);
         record[8..].copy_from_slice(&bytes[v..v + 8]);
         record
+    }
+
+    /// The token that an answer of the file goes on with; `None` if there is no file.
+    fn given_token(&self, sequence: &SequenceStep<'_>, position: usize) -> Option<u32> {
+        let answers = self.options.answers.as_ref()?;
+        let token = |at| u64::from_le_bytes(half(&self.record(0, sequence.block_table, at), 8)) as u32;
+        Some(answers.next_token((0..=position).map(token), self.options.end_token))
     }
 
     fn write_record(&self, layer: u32, table: &[BlockId], position: usize, record: Record) {
@@ -351,6 +368,9 @@ impl MockEngine {
         }
         for (sequence, position, hash) in hashes {
             self.fill_logits(hash);
+            if let Some(token) = self.given_token(&batch[sequence], position) {
+                self.logits[token as usize] = GIVEN;
+            }
             observer.logits(sequence, position as u32, &self.logits);
         }
     }
