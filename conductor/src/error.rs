@@ -134,8 +134,7 @@ impl GenerateError {
     /// Says in the error how many tokens of output the request asks for, if it says that.
     pub fn with_completion(mut self, asked: Option<u32>) -> Self {
         if let Self::TooLong(too_long) = &mut self {
-            // The APIs ask for so many if the client does not say.
-            too_long.completion_tokens = asked.filter(|&tokens| tokens < u32::MAX);
+            too_long.completion_tokens = asked;
         }
         self
     }

@@ -161,13 +161,14 @@ impl TextModel {
         let mut sampling = self.sampling(&wire, limits, random_seed)?;
         let slo = slo(request.slo.unwrap_or_default())?;
         let timeout = timeout(request.timeout_ms)?;
-        let asked = wire.max_tokens;
+        // The HTTP APIs ask for so many if their client does not say.
+        let asked = wire.max_tokens.filter(|&tokens| tokens < u32::MAX);
         let Prompt { tokens, form, is_rendered, thoughts } = self
             .tokens(request.prompt, wire.structured_output, limits)
             .map_err(|error| error.with_completion(asked))?;
         check_tokens(&tokens, limits).map_err(|error| error.with_completion(asked))?;
         check_prompt_logprobs(tokens.len(), sampling.prompt_logprobs)?;
-        let capped = cap_output(&mut sampling, tokens.len() as u32, limits);
+        let capped = cap_output(&mut sampling, asked, tokens.len() as u32, limits);
         let priority = request.priority;
         let stop = wire.stop;
         let checked = CheckedRequest { tokens, sampling, capped, stop, parser: None, slo, timeout, priority };
@@ -442,7 +443,13 @@ fn check_tokens(tokens: &[TokenId], limits: Limits) -> Result<(), GenerateError>
 }
 
 /// Lowers the limit of the output to what the context and the largest node hold beside the prompt.
-fn cap_output(sampling: &mut SamplingParams, prompt_tokens: u32, limits: Limits) -> Option<CappedBy> {
+/// `asked` is the client's own limit, if it has one.
+fn cap_output(
+    sampling: &mut SamplingParams,
+    asked: Option<u32>,
+    prompt_tokens: u32,
+    limits: Limits,
+) -> Option<CappedBy> {
     let in_context = limits.context_length.saturating_sub(prompt_tokens);
     let at_node = limits.sequence.saturating_sub(prompt_tokens).min(in_context);
     let wanted = sampling.max_tokens;
@@ -450,8 +457,7 @@ fn cap_output(sampling: &mut SamplingParams, prompt_tokens: u32, limits: Limits)
     if wanted > at_node && at_node < in_context {
         return Some(CappedBy::Nodes);
     }
-    // Without a limit of its own, a request asks for the whole context.
-    (wanted > in_context && wanted != u32::MAX).then_some(CappedBy::Context)
+    asked.is_some_and(|asked| asked > in_context).then_some(CappedBy::Context)
 }
 
 /// They come in one message, from the node and to the client. One too large for a session would end
@@ -523,7 +529,7 @@ pub(crate) mod tests {
         let limits = Limits { sequence: 1000, prompt: 999, prompt_soon: 999, context_length: 2000, vocab_size: 300 };
         let capped = |prompt_tokens, max_tokens| {
             let mut sampling = SamplingParams { max_tokens, ..SamplingParams::default() };
-            let by = cap_output(&mut sampling, prompt_tokens, limits);
+            let by = cap_output(&mut sampling, None, prompt_tokens, limits);
             (sampling.max_tokens, by)
         };
         assert_eq!(capped(100, 500), (500, None));
@@ -531,9 +537,9 @@ pub(crate) mod tests {
         assert_eq!(capped(100, 901), (900, Some(CappedBy::Nodes)));
         let limits = Limits { sequence: 2000, ..limits };
         let mut sampling = SamplingParams { max_tokens: 5000, ..SamplingParams::default() };
-        assert_eq!(cap_output(&mut sampling, 100, limits), Some(CappedBy::Context));
+        assert_eq!(cap_output(&mut sampling, Some(5000), 100, limits), Some(CappedBy::Context));
         sampling.max_tokens = u32::MAX;
-        assert_eq!((cap_output(&mut sampling, 100, limits), sampling.max_tokens), (None, 1900));
+        assert_eq!((cap_output(&mut sampling, None, 100, limits), sampling.max_tokens), (None, 1900));
     }
 
     #[test]
