@@ -10,7 +10,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 
 /// Longest run of a bench.
-const BENCH_LIMIT: Duration = Duration::from_secs(60);
+const BENCH_LIMIT: Duration = Duration::from_secs(180);
 /// A model may have to be loaded, on a machine that does other things too.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Of processor time: a hundredth of a second on every Linux.

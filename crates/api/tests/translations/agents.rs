@@ -255,7 +255,7 @@ fn ai_sdk(input: &[Value]) -> Value {
 fn ai_sdk_second_turn_refers_to_items_of_the_first() {
     let kept = Arc::new(ResponseStore::new(1 << 20, 60));
     let asks = json!({"role": "user", "content": [{"type": "input_text", "text": "well?"}]});
-    let first = whole(responses_kept(&ai_sdk(&[asks.clone()]), &kept), thought_said_and_called());
+    let first = whole(responses_kept(&ai_sdk(std::slice::from_ref(&asks)), &kept), thought_said_and_called());
     assert_eq!(first["store"], true);
     let id = |index: usize| first["output"][index]["id"].clone();
     let refers = |index: usize| json!({"type": "item_reference", "id": id(index)});

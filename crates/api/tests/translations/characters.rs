@@ -1,6 +1,6 @@
 //! Log-probabilities of tokens that are parts of characters: their bytes, and their offsets.
 
-use baton_api::{Call, ResponsesRequest, read};
+use baton_api::{Call, ResponsesRequest};
 use baton_proto::token_text;
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::{self, TokenLogprobs, TopLogprob};
