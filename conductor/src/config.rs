@@ -7,16 +7,26 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use baton_runtime::LogFormat;
-use baton_runtime::settings::{self, BadSetting};
+use baton_runtime::settings::{self, BadSetting, list};
 use baton_scheduler::{AdmissionKind, ClusterConfig, PlacementKind, RequestLimits};
 use baton_types::KvDtype;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 /// What `stall_timeout_s` may be, seconds. Nodes that compute a long prompt say so every ten
 /// seconds.
 pub const STALL_TIMEOUTS: RangeInclusive<f64> = 1.0..=24.0 * 3600.0;
 /// Longest that a setting lets a request wait.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
+
+/// Where sampling that a request leaves open comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GenerationConfig {
+    /// From the model's files, and from the APIs what those do not say.
+    Auto,
+    /// From the APIs alone.
+    None,
+}
 
 /// A setting that is a word.
 ///
@@ -81,22 +91,6 @@ pub fn positive_millis(millis: f64) -> Result<Duration, String> {
     time.ok_or_else(|| format!("{millis:?}, but must be milliseconds, more than 0"))
 }
 
-/// A list, or a text of its entries with commas between them.
-fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "expected a list, or a text with commas")]
-    enum List {
-        Entries(Vec<String>),
-        Text(String),
-    }
-    Ok(match List::deserialize(deserializer)? {
-        List::Entries(entries) => entries,
-        List::Text(text) => {
-            text.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(ToOwned::to_owned).collect()
-        }
-    })
-}
-
 baton_runtime::settings! {
     /// Settings: plain data. Keys are those of the TOML file, the flags and `BATON_…`.
     pub struct Settings {
@@ -137,8 +131,13 @@ baton_runtime::settings! {
         engine: String = "cpu".into(), "ENGINE";
         /// Use this chat template (Jinja) instead of the model's own.
         chat_template: Option<PathBuf> = None, "FILE";
-        /// Show clients this model name; if unset, that of the file.
-        model_name: Option<String> = None, "NAME";
+        /// Serve the model under these names, with commas; answers and nodes have the first. If
+        /// unset, that of the file.
+        #[serde(deserialize_with = "list")]
+        served_model_name: Vec<String> = Vec::new(), "NAMES";
+        /// Take sampling that a request leaves open from the model's generation_config.json or GGUF
+        /// (auto), or not (none).
+        generation_config: GenerationConfig = GenerationConfig::Auto, "WHERE";
         /// Use this many tokens per KV block, as on all nodes.
         block_tokens: u32 = 16, "N";
         /// Expect K and V stored as f16, bf16, f32 or int8 on all nodes.

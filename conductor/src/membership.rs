@@ -50,10 +50,12 @@ fn refuse(frontend: &Frontend, info: &NodeInfo, refused: Refused) -> Refused {
 /// them.
 fn check_model(frontend: &Frontend, info: &NodeInfo) -> Result<(), Refused> {
     let refuse = |message: String| Err(Refused { kind: ErrorKind::Invalid, message });
-    if info.model != frontend.model.name {
+    if info.model != frontend.model.name() {
         return refuse(format!(
             "model: node {} serves '{}', this cluster '{}'",
-            info.node, info.model, frontend.model.name
+            info.node,
+            info.model,
+            frontend.model.name()
         ));
     }
     // Another vocabulary masks other tokens of a structured output.

@@ -10,7 +10,7 @@ use baton_proto::v1::generate_request::Prompt as WirePrompt;
 use baton_scheduler::{Refusal, RequestError, SequenceLimits as Limits};
 use baton_text::{ChatMessage, ChatTemplate, Conversation, EncodeOptions, StopStrings, TextError, Tokenizer, ToolCall};
 use baton_types::{
-    ErrorKind, InvalidSampling, MAX_BAD_WORDS, MAX_GRAMMAR_BYTES, SamplingParams, Slo, Tbt, TokenId, Ttft,
+    ErrorKind, InvalidSampling, MAX_BAD_WORDS, MAX_GRAMMAR_BYTES, SamplingDefaults, SamplingParams, Slo, Tbt, TokenId, Ttft,
 };
 
 use prost::Message;
@@ -36,8 +36,8 @@ const DEFAULT_MAX_TOKENS: u32 = 256;
 
 /// What the conductor knows of the model: enough to turn text into tokens and back.
 pub struct TextModel {
-    /// Its name, as clients see it.
-    pub name: String,
+    /// Names by which clients may ask for it. The first is that of answers, and of nodes.
+    pub names: Vec<String>,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
     /// Its chat template, if it has one.
@@ -48,6 +48,8 @@ pub struct TextModel {
     pub max_prompt_bytes: usize,
     /// Bytes of the longest token: a text has so many tokens at least.
     pub longest_token: usize,
+    /// Sampling of HTTP requests that leave it open.
+    pub sampling_defaults: SamplingDefaults,
 }
 
 /// What lowered a request's limit of output tokens.
@@ -112,6 +114,11 @@ impl TokenizedRequest {
 }
 
 impl TextModel {
+    /// The name of answers.
+    pub fn name(&self) -> &str {
+        self.names.first().map_or("", String::as_str)
+    }
+
     /// The checks that cost nothing: what is too large is refused before it waits for its turn.
     pub fn check_size(&self, request: &v1::GenerateRequest) -> Result<(), GenerateError> {
         let form = request.sampling.as_ref().and_then(|sampling| sampling.structured_output.as_ref());
@@ -193,11 +200,11 @@ impl TextModel {
 
     /// Empty names the model, too.
     pub fn check_model(&self, model: &str) -> Result<(), GenerateError> {
-        if model.is_empty() || model == self.name {
+        if model.is_empty() || self.names.iter().any(|name| name == model) {
             return Ok(());
         }
         let asked: String = model.chars().take(128).collect();
-        let problem = format!("there is no '{asked}'; this cluster serves '{}'", self.name);
+        let problem = format!("there is no '{asked}'; this cluster serves '{}'", self.names.join("', '"));
         Err(GenerateError::NotFound { field: "model", problem })
     }
 
@@ -236,7 +243,7 @@ impl TextModel {
         }
         let template = self.template.as_ref().ok_or_else(|| {
             let problem =
-                format!("the model '{}' has no chat template: send text instead (baton generate --raw)", self.name);
+                format!("the model '{}' has no chat template: send text instead (baton generate --raw)", self.name());
             GenerateError::invalid("messages", problem)
         })?;
         let mut conversation = conversation(&mut prompt)?;
@@ -508,7 +515,15 @@ pub(crate) mod tests {
         );
         let grammars = GrammarCompiler::new(&tokenizer).unwrap();
         let longest_token = tokenizer.longest_token();
-        TextModel { name: "mock".into(), tokenizer, template, grammars, max_prompt_bytes: 4000, longest_token }
+        TextModel {
+            names: vec!["mock".into(), "alias".into()],
+            tokenizer,
+            template,
+            grammars,
+            max_prompt_bytes: 4000,
+            longest_token,
+            sampling_defaults: SamplingDefaults::default(),
+        }
     }
 
     pub fn text(text: &str) -> v1::GenerateRequest {

@@ -159,7 +159,7 @@ impl Relay {
         if self.completion == 0 {
             let accepted = v1::Accepted {
                 request_id: self.core.job().request.to_string(),
-                model: self.frontend.model.name.clone(),
+                model: self.frontend.model.name().to_owned(),
                 prompt_token_ids: self.core.job().tokens.to_vec(),
                 seed: self.core.job().sampling.seed,
             };

@@ -13,9 +13,9 @@ use baton_runtime::telemetry::init_logs;
 use baton_runtime::{Clock, Drain, Phase, Signals, SystemClock, Telemetry, error_chain, random_u64, within};
 use baton_scheduler::TICK_INTERVAL;
 use baton_text::{ChatTemplate, Tokenizer};
-use baton_types::ConductorId;
+use baton_types::{ConductorId, SamplingDefaults};
 
-use crate::config::{LONGEST_WAIT, STALL_TIMEOUTS, Settings};
+use crate::config::{GenerationConfig, LONGEST_WAIT, STALL_TIMEOUTS, Settings};
 use crate::frontend::Frontend;
 use crate::metrics::{METRICS, Metrics};
 use crate::ports::{Addresses, Ports};
@@ -131,7 +131,7 @@ fn frontend(
     let rules = Rules::new(settings)?;
     let settings = RunTimeSettings::new(loaded.clone(), etcd, Arc::clone(&clock));
     let id = ConductorId(random_u64());
-    tracing::info!(%id, model = model.name, "conductor starting");
+    tracing::info!(%id, model = model.name(), "conductor starting");
     Ok(Frontend::new(id, model, settings, &rules, metrics, clock))
 }
 
@@ -141,10 +141,7 @@ fn check_ranges(settings: &Settings) -> Result<(), BadSetting> {
     settings::within("block_tokens", settings.block_tokens, 1..=1024)?;
     settings::within("max_prompt_bytes", settings.max_prompt_bytes, 1..=MAX_MESSAGE_BYTES)?;
     settings::within("max_body_bytes_total", settings.max_body_bytes_total, 1 << 16..=1 << 40)?;
-    if let Some(name) = &settings.model_name {
-        settings::name("model_name", name)?;
-    }
-    Ok(())
+    settings::names("served_model_name", &settings.served_model_name)
 }
 
 /// The chat template that goes before the model's own.
@@ -157,7 +154,10 @@ fn given_template(settings: &Settings, tokenizer: &Tokenizer) -> anyhow::Result<
 
 fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
     let max_prompt_bytes = settings.max_prompt_bytes;
-    let named = |name: String| settings.model_name.clone().unwrap_or(name);
+    let named = |name: String| match settings.served_model_name.as_slice() {
+        [] => vec![name],
+        names => names.to_vec(),
+    };
     if settings.engine == "mock" {
         let tokenizer = Tokenizer::bytes().with_max_bytes(max_prompt_bytes);
         let own = || Ok(Some(ChatTemplate::from_source(baton_text::MOCK_CHAT_TEMPLATE, &tokenizer)?));
@@ -165,12 +165,13 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
         let grammars = GrammarCompiler::new(&tokenizer)?;
         let longest_token = tokenizer.longest_token();
         return Ok(TextModel {
-            name: named("mock".into()),
+            names: named("mock".into()),
             tokenizer,
             template,
             grammars,
             max_prompt_bytes,
             longest_token,
+            sampling_defaults: SamplingDefaults::default(),
         });
     }
     if settings.engine != "cpu" {
@@ -189,9 +190,17 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
     };
     let template = given_template(settings, &tokenizer)?.map_or_else(own, |given| Ok(Some(given)))?;
     let grammars = GrammarCompiler::new(&tokenizer).map_err(|error| bad(format!("{}: {error}", path.display())))?;
-    let name = named(model_name(path));
+    let sampling_defaults = match settings.generation_config {
+        GenerationConfig::Auto => baton_text::sampling_defaults(&file)
+            .map_err(|error| bad(format!("{}: {}", path.display(), error_chain(&error))))?,
+        GenerationConfig::None => SamplingDefaults::default(),
+    };
+    if sampling_defaults != SamplingDefaults::default() {
+        tracing::info!(?sampling_defaults, "the model's authors advise this sampling; generation_config = none ignores it");
+    }
+    let names = named(model_name(path));
     let longest_token = tokenizer.longest_token();
-    Ok(TextModel { name, tokenizer, template, grammars, max_prompt_bytes, longest_token })
+    Ok(TextModel { names, tokenizer, template, grammars, max_prompt_bytes, longest_token, sampling_defaults })
 }
 
 /// Folds histograms and lets the cluster notice what did not happen.

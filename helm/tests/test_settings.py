@@ -19,11 +19,11 @@ SOURCES = {
 MADE = {
     "conductor": {
         "grpc", "http", "operators", "nodes", "etcd", "etcd_prefix", "advertise_host", "model", "engine", "chat_template",
-        "model_name", "block_tokens", "kv_dtype", "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file",
+        "served_model_name", "block_tokens", "kv_dtype", "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file",
     },
     "node": {
         "name", "conductor", "listen", "http", "transfer_listen", "transfer_shm_folder", "advertise_host", "model",
-        "model_name", "engine", "block_tokens", "kv_dtype", "ssd_folder", "ssd_bytes",
+        "served_model_name", "engine", "block_tokens", "kv_dtype", "ssd_folder", "ssd_bytes",
     },
 }  # fmt: skip
 

@@ -201,7 +201,7 @@ class Model(unittest.TestCase):
 
     def test_a_claim_is_mounted_read_only(self):
         workload = self.of_uri(uri="pvc://models/llama/8b", name="llama")
-        self.assertEqual((flags(workload)["--model"], flags(workload)["--model-name"]), ("/model/llama/8b", "llama"))
+        self.assertEqual((flags(workload)["--model"], flags(workload)["--served-model-name"]), ("/model/llama/8b", "llama"))
         self.assertEqual(volume(workload, "model")["persistentVolumeClaim"], {"claimName": "models", "readOnly": True})
         self.assertNotIn("initContainers", pod(workload))
 
@@ -509,7 +509,7 @@ class Strings(unittest.TestCase):
             values = {"model": {"uri": f"pvc://123/{trap}", "name": trap}, "etcd": {"mode": "external", "external": external}}
             rendered = render({**values, "conductor": role, "image": {"pullSecrets": [trap]}}, engine="cpu")
             one = of(rendered, "Deployment")
-            for flag, value in {"model": f"/model/{trap}", "model-name": trap, "etcd-user": trap, "etcd-ca": f"/etcd-tls/{trap}", "etcd-password-file": f"/etcd-password/{trap}"}.items():
+            for flag, value in {"model": f"/model/{trap}", "served-model-name": trap, "etcd-user": trap, "etcd-ca": f"/etcd-tls/{trap}", "etcd-password-file": f"/etcd-password/{trap}"}.items():
                 self.assertEqual(flags(one)[f"--{flag}"], value)
             self.assertEqual(volume(one, "model")["persistentVolumeClaim"]["claimName"], "123")
             self.assertEqual((volume(one, "etcd-tls")["secret"]["secretName"], volume(one, "etcd-password")["secret"]["secretName"]), (trap, trap))

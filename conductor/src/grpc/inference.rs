@@ -155,7 +155,7 @@ impl Frontend {
         let ready = || cluster.nodes().filter(|node| node.is_ready());
         let count = |role| ready().filter(|node| node.info().role == role).count() as u32;
         v1::Model {
-            name: self.model.name.clone(),
+            name: self.model.name().to_owned(),
             context_length: limits.map_or(0, |limits| limits.context_length),
             max_model_len: limits.map_or(0, |limits| limits.sequence),
             vocab_size: limits.map_or(0, |limits| limits.vocab_size),

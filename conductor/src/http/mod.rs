@@ -99,24 +99,25 @@ pub fn router(frontend: Arc<Frontend>, tells: HealthDetail, budget: Budget, answ
 }
 
 /// In the form of the API whose client asks: Anthropic's has the same paths.
-fn model_json(card: &v1::Model, started: u64, is_anthropic: bool) -> Value {
-    let v1::Model { name, max_model_len, .. } = card;
+fn model_json(name: &str, max_model_len: u32, started: u64, is_anthropic: bool) -> Value {
     if is_anthropic {
         return json!({ "type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z" });
     }
     json!({ "id": name, "object": "model", "created": started, "owned_by": "baton", "max_model_len": max_model_len })
 }
 
-fn models_json(card: &v1::Model, started: u64, is_anthropic: bool) -> Value {
-    let model = model_json(card, started, is_anthropic);
+fn models_json(names: &[String], max_model_len: u32, started: u64, is_anthropic: bool) -> Value {
+    let models: Vec<_> = names.iter().map(|name| model_json(name, max_model_len, started, is_anthropic)).collect();
     if is_anthropic {
-        return json!({ "data": [model], "has_more": false, "first_id": card.name, "last_id": card.name });
+        return json!({ "data": models, "has_more": false, "first_id": names.first(), "last_id": names.last() });
     }
-    json!({ "object": "list", "data": [model] })
+    json!({ "object": "list", "data": models })
 }
 
 async fn models(State(shared): State<Shared>, headers: HeaderMap) -> Json<Value> {
-    Json(models_json(&shared.frontend.model_card(), shared.started, headers.contains_key(ANTHROPIC_VERSION)))
+    let frontend = &shared.frontend;
+    let max_model_len = frontend.model_card().max_model_len;
+    Json(models_json(&frontend.model.names, max_model_len, shared.started, headers.contains_key(ANTHROPIC_VERSION)))
 }
 
 async fn model(
@@ -127,7 +128,8 @@ async fn model(
     let Ok(Path(id)) = id else { return Err(HttpError::new(StatusCode::NOT_FOUND, "there is no such model")) };
     let unknown = |error: GenerateError| HttpError::of(&error, TokenizeRequest::FIELDS);
     shared.frontend.model.check_model(&id).map_err(unknown)?;
-    Ok(Json(model_json(&shared.frontend.model_card(), shared.started, headers.contains_key(ANTHROPIC_VERSION))))
+    let max_model_len = shared.frontend.model_card().max_model_len;
+    Ok(Json(model_json(&id, max_model_len, shared.started, headers.contains_key(ANTHROPIC_VERSION))))
 }
 
 /// In vLLM's form.
@@ -218,7 +220,7 @@ async fn responses(State(shared): State<Shared>, headers: HeaderMap, body: Body)
 async fn messages(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
     let (mut request, warnings, taken_in): (MessagesRequest, _, _) = read(body).await?;
     request.baton = objectives(request.baton, &headers)?;
-    let call = request.call()?;
+    let call = request.call(&shared.context())?;
     Ok(shared.serve(&headers, call, warnings, taken_in).await)
 }
 
@@ -351,6 +353,7 @@ impl Shared {
             created: self.frontend.clock.unix_ms() / 1000,
             decode: Arc::new(move |tokens| decode(&frontend, tokens)),
             responses: Arc::clone(&self.responses),
+            defaults: self.frontend.model.sampling_defaults,
         }
     }
 }
@@ -365,12 +368,13 @@ mod tests {
 
     #[test]
     fn model_list_has_the_form_of_each_api() {
-        let card = v1::Model { name: "m".into(), max_model_len: 64, ..Default::default() };
-        let model = json!({ "type": "model", "id": "m", "display_name": "m", "created_at": "1970-01-01T00:00:00Z" });
-        let list = json!({ "data": [model], "has_more": false, "first_id": "m", "last_id": "m" });
-        assert_eq!(models_json(&card, 7, true), list);
-        let openai = models_json(&card, 7, false);
-        assert_eq!(openai["data"][0]["created"], 7);
+        let names = ["m".to_owned(), "alias".to_owned()];
+        let model = |name| json!({ "type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z" });
+        let data = [model("m"), model("alias")];
+        let list = json!({ "data": data, "has_more": false, "first_id": "m", "last_id": "alias" });
+        assert_eq!(models_json(&names, 64, 7, true), list);
+        let openai = models_json(&names, 64, 7, false);
+        assert_eq!((&openai["data"][0]["created"], &openai["data"][1]["id"]), (&json!(7), &json!("alias")));
         assert_eq!((&openai["object"], &openai["data"][0]["object"]), (&json!("list"), &json!("model")));
     }
 

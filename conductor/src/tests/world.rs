@@ -162,7 +162,7 @@ impl World {
             role: if name.starts_with('p') { NodeRole::Prefill } else { NodeRole::Decode },
             generation: Generation(1),
             address: String::new(),
-            model: self.frontend.model.name.clone(),
+            model: self.frontend.model.name().to_owned(),
             vocab_size: 512,
             context_length: 8192,
             kv_class: "test".into(),

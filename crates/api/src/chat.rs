@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::Context;
 use crate::answer::{Call, Head};
-use crate::common::{Objectives, generation_request};
+use crate::common::{Objectives, generation_request, with_defaults};
 use crate::error::{BadRequest, FieldNames, Inside, Wording};
 use crate::field::{
     AtMost, Entries, Ignored, JsonObject, LeftOut, MAX_CONTENT_BYTES, Refused, Stray, TextOr, count, cut, objects,
@@ -398,6 +398,7 @@ impl ChatRequest {
         // Without it, until the context is full.
         let max_tokens = self.max_completion_tokens.or(self.max_tokens).or(Some(u32::MAX));
         let sampling = v1::SamplingParameters { max_tokens, logprobs, ..self.sampling()? };
+        let sampling = with_defaults(sampling, &context.defaults);
         let stream = self.stream()?;
         let prompt = self.prompt()?;
         let request = self.request(WirePrompt::Messages(prompt), sampling);

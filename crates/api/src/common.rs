@@ -1,6 +1,7 @@
 //! What the APIs of one family have in common.
 
 use baton_proto::v1;
+use baton_types::SamplingDefaults;
 use serde::Serialize;
 
 use crate::BadRequest;
@@ -30,6 +31,26 @@ objects! {
         /// Chunks have no padding.
         #[serde(default, rename = "include_obfuscation")]
         _include_obfuscation: Ignored,
+    }
+}
+
+/// The temperature of OpenAI's and Anthropic's APIs if nobody says another. It is not gRPC's.
+const DEFAULT_TEMPERATURE: f32 = 1.0;
+
+/// What a request leaves open, as the model's authors advise it. A limit of length is open if it is
+/// [`u32::MAX`].
+pub(crate) fn with_defaults(
+    sampling: v1::SamplingParameters,
+    defaults: &SamplingDefaults,
+) -> v1::SamplingParameters {
+    v1::SamplingParameters {
+        temperature: sampling.temperature.or(defaults.temperature).or(Some(DEFAULT_TEMPERATURE)),
+        top_k: sampling.top_k.or(defaults.top_k),
+        top_p: sampling.top_p.or(defaults.top_p),
+        min_p: sampling.min_p.or(defaults.min_p),
+        repetition_penalty: sampling.repetition_penalty.or(defaults.repetition_penalty),
+        max_tokens: sampling.max_tokens.filter(|&tokens| tokens < u32::MAX).or(defaults.max_tokens).or(Some(u32::MAX)),
+        ..sampling
     }
 }
 
@@ -118,12 +139,11 @@ macro_rules! generation_request {
         }
 
         impl $name {
-            /// The parameters of sampling, without what the API says of length and
-            /// log-probabilities.
+            /// The parameters of sampling that the body has, without those of log-probabilities and
+            /// of length.
             fn sampling(&self) -> Result<baton_proto::v1::SamplingParameters, $crate::BadRequest> {
                 Ok(baton_proto::v1::SamplingParameters {
-                    // OpenAI's default, which is not ours.
-                    temperature: Some(self.temperature.unwrap_or(1.0)),
+                    temperature: self.temperature,
                     top_p: self.top_p,
                     top_k: $crate::common::top_k(self.top_k)?,
                     min_p: self.min_p,

@@ -11,7 +11,7 @@ use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 
 use crate::Context;
 use crate::answer::{Call, Head};
-use crate::common::{MAX_ANSWERS, Objectives, generation_request};
+use crate::common::{MAX_ANSWERS, Objectives, generation_request, with_defaults};
 use crate::error::{BadRequest, FieldNames, Wording};
 use crate::field::{count, or_default};
 
@@ -159,6 +159,7 @@ impl CompletionRequest {
             prompt_logprobs: self.logprobs.filter(|_| self.echo),
             ..self.sampling()?
         };
+        let sampling = with_defaults(sampling, &context.defaults);
         let stream = self.stream()?;
         let wire = |prompt: &Prompt| match prompt {
             Prompt::Text(text) => WirePrompt::Text(v1::TextPrompt { text: text.clone(), parse_special: true }),

@@ -30,6 +30,7 @@ mod warnings;
 
 use std::sync::Arc;
 
+use baton_types::SamplingDefaults;
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
 
@@ -58,6 +59,8 @@ pub struct Context {
     pub decode: Arc<Decode>,
     /// Responses that are kept.
     pub responses: Arc<ResponseStore>,
+    /// Sampling that the model's authors advise.
+    pub defaults: SamplingDefaults,
 }
 
 /// Reads a body; says what of it was left out.
@@ -77,7 +80,9 @@ pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<(T, Warnings), BadReques
 
 fn bad_field(path: String, error: &serde_json::Error) -> BadRequest {
     let text = error.to_string();
-    if matches!(error.classify(), Category::Syntax | Category::Eof) {
+    // A number of any size is JSON, but no number here has so many digits before its point.
+    let is_number = text.starts_with("number out of range");
+    if matches!(error.classify(), Category::Syntax | Category::Eof) && !is_number {
         return BadRequest::new("body", format!("is no JSON: {text}"));
     }
     let path = cut_path(path);
@@ -188,6 +193,7 @@ mod tests {
         let completion = bad::<CompletionRequest>;
         assert_eq!(completion(r#"{"prompt": {"a": 1}}"#).0, "prompt");
         assert_eq!(completion(r#"{"prompt": "x", "temperature": "hot"}"#).0, "temperature");
+        assert_eq!(completion(r#"{"prompt": "x", "temperature": 1e999}"#).0, "temperature", "it is JSON");
         assert_eq!(completion(r#"{"prompt": "x", "baton": {"ttft": 1}}"#).0, "baton.ttft");
         let (param, problem) = completion(r#"{"prompt": "x", "guided_json": {}}"#);
         assert_eq!((&*param, &*problem), ("guided_json", "is not served here: structured_outputs is"));

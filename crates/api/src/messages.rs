@@ -10,9 +10,10 @@ use baton_proto::v1::structured_output::Form;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use crate::Context;
 use crate::answer::Call;
 use crate::chat::{MessageList, check_effort};
-use crate::common::{MAX_STOPS, Objectives, check_bytes};
+use crate::common::{MAX_STOPS, Objectives, check_bytes, with_defaults};
 use crate::error::{BadRequest, FieldNames, Inside, Wording};
 use crate::field::{
     AtMost, Ignored, Json, JsonObject, LeftOut, Refused, Stray, TextOr, count, cut, objects, open_objects, or_default,
@@ -239,8 +240,8 @@ impl MessagesRequest {
     ///
     /// # Errors
     /// A field has a value that is not served.
-    pub fn call(mut self) -> Result<Call, BadRequest> {
-        let sampling = self.sampling()?;
+    pub fn call(mut self, context: &Context) -> Result<Call, BadRequest> {
+        let sampling = with_defaults(self.sampling()?, &context.defaults);
         let prompt = self.prompt()?;
         if prompt.messages.last().is_some_and(|message| message.role == "assistant") {
             let problem = "end with the assistant's: to go on with an answer that is begun is not served here";
@@ -288,8 +289,7 @@ impl MessagesRequest {
             return Err(BadRequest::missing("max_tokens"));
         }
         Ok(v1::SamplingParameters {
-            // Anthropic's default, which is not ours.
-            temperature: Some(self.temperature.unwrap_or(1.0)),
+            temperature: self.temperature,
             top_p: self.top_p,
             top_k: self.top_k,
             max_tokens: self.max_tokens,

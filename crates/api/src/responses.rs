@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::Context;
 use crate::answer::Call;
 use crate::chat::check_effort;
-use crate::common::{Objectives, check_bytes};
+use crate::common::{Objectives, check_bytes, with_defaults};
 use crate::error::{BadRequest, FieldNames, Inside, Wording};
 use crate::field::{
     AtMost, Entries, Ignored, JsonObject, LeftOut, Refused, Stray, TextOr, count, cut, objects, only_false, or_default,
@@ -191,8 +191,7 @@ impl ResponsesRequest {
         let choice = self.tool_choice()?;
         let logprobs = self.wants_logprobs().then(|| self.top_logprobs.unwrap_or(0));
         let sampling = v1::SamplingParameters {
-            // OpenAI's default, which is not ours.
-            temperature: Some(self.temperature.unwrap_or(1.0)),
+            temperature: self.temperature,
             top_p: self.top_p,
             // Without it, until the context is full.
             max_tokens: Some(self.max_output_tokens.unwrap_or(u32::MAX)),
@@ -200,6 +199,10 @@ impl ResponsesRequest {
             structured_output: format.wire(),
             ..Default::default()
         };
+        let sampling = with_defaults(sampling, &context.defaults);
+        // The response repeats what was used.
+        self.temperature = sampling.temperature;
+        self.top_p = sampling.top_p;
         let mut warnings = Warnings::default();
         let (tools, names) = wire_tools(&self.tools.0)?;
         let input = std::mem::replace(&mut self.input, TextOr::Text(String::new()));

@@ -7,7 +7,7 @@ mod common;
 
 use baton_engine::{ComputeDtype, CpuOptions, Engine, Isa};
 use baton_types::{KvDtype, TokenId};
-use common::{fixture, load, options, run, same_bits, table};
+use common::{fixture, load, logged, options, run, same_bits, table};
 use serde::Deserialize;
 
 const FAMILIES: [&str; 6] = ["llama2", "llama3", "linear", "mistral", "qwen2", "smollm"];
@@ -85,4 +85,19 @@ fn model_fingerprint_differs_between_models() {
     all.sort_unstable();
     all.dedup();
     assert_eq!(all.len(), FAMILIES.len());
+}
+
+#[test]
+fn qwen2_without_biases_is_warned_of() {
+    let folder = tempfile::tempdir().unwrap();
+    // Llama's tensors are those of Qwen2, but for the biases.
+    std::fs::copy(fixture("llama2").join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    let config = std::fs::read_to_string(fixture("llama2").join("config.json")).unwrap();
+    let config = config.replace("LlamaForCausalLM", "Qwen2ForCausalLM");
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    let options = options(1, KvDtype::F32, 16);
+    let (_, lines) = logged(|| load(folder.path(), &options));
+    assert!(lines.contains("WARN") && lines.contains("a qwen2 model without biases"), "{lines}");
+    let (_, lines) = logged(|| load(&fixture("qwen2"), &options));
+    assert!(!lines.contains("biases"), "{lines}");
 }

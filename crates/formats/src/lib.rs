@@ -24,6 +24,7 @@ mod tensor;
 pub use dequantize::{QUANTS, QuantBlock, QuantFormat, dequantize, quants};
 pub use dtype::Dtype;
 pub use error::FormatError;
+pub use map::{LFS_POINTER, is_lfs_pointer};
 pub use gguf::{Array, FromValue, Gguf, Metadata, Value};
 pub use model_file::ModelFile;
 pub use name::model_name;

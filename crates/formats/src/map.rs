@@ -38,12 +38,28 @@ impl Bytes {
     }
 }
 
+/// Whether these are the bytes of a Git LFS pointer: the text that stands for a file that was not
+/// fetched (`docs/spec.md` of git-lfs).
+pub fn is_lfs_pointer(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"version https://git-lfs.github.com/spec/")
+}
+
+/// What to do about a Git LFS pointer.
+pub const LFS_POINTER: &str = "a Git LFS pointer in place of the file: `git lfs pull` fetches it";
+
+pub(crate) fn refuse_lfs_pointer(path: &Path, bytes: &[u8]) -> Result<(), FormatError> {
+    if is_lfs_pointer(bytes) {
+        return Err(FormatError::invalid(path, "content", LFS_POINTER, "a model file"));
+    }
+    Ok(())
+}
+
 /// Maps a regular file, read-only.
 ///
 /// # Errors
 ///
-/// The file cannot be opened or mapped, or is no regular file (opening a pipe would wait for its
-/// writer).
+/// The file cannot be opened or mapped, is a Git LFS pointer, or is no regular file (opening a pipe
+/// would wait for its writer).
 pub(crate) fn map_file(path: &Path) -> Result<Bytes, FormatError> {
     let about = std::fs::metadata(path).map_err(FormatError::io(path))?;
     if !about.is_file() {
@@ -55,5 +71,7 @@ pub(crate) fn map_file(path: &Path) -> Result<Bytes, FormatError> {
     // operator is asked not to change the file while it is open (crate documentation): weights are
     // files that are replaced, not written in place. It gains that a model's bytes are shared by
     // the processes of a machine and never copied.
-    unsafe { Mmap::map(&file) }.map(Bytes::Mapped).map_err(FormatError::io(path))
+    let map = unsafe { Mmap::map(&file) }.map_err(FormatError::io(path))?;
+    refuse_lfs_pointer(path, &map)?;
+    Ok(Bytes::Mapped(map))
 }

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baton_types::ErrorKind;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::error_chain;
@@ -94,6 +94,8 @@ impl BadSetting {
 
 /// Longest name of something that is served.
 const MAX_NAME_BYTES: usize = 256;
+/// Most names that one thing may have.
+const MAX_NAMES: usize = 64;
 
 /// A value that is within its range.
 ///
@@ -119,6 +121,36 @@ pub fn name(key: &'static str, value: &str) -> Result<(), BadSetting> {
     }
     let form = format!("1 to {MAX_NAME_BYTES} bytes, without control characters or spaces around them");
     Err(BadSetting::invalid(key, format!("{value:?}, but must have {form}")))
+}
+
+/// Names of something that are within bounds: at most [`MAX_NAMES`], each as [`name`] says.
+///
+/// # Errors
+/// There are more, or one is not.
+pub fn names(key: &'static str, values: &[String]) -> Result<(), BadSetting> {
+    if values.len() > MAX_NAMES {
+        return Err(BadSetting::invalid(key, format!("{} names, but must be at most {MAX_NAMES}", values.len())));
+    }
+    values.iter().try_for_each(|value| name(key, value))
+}
+
+/// Reads a list, or a text of its entries with commas between them.
+///
+/// # Errors
+/// The value is neither.
+pub fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected a list, or a text with commas")]
+    enum List {
+        Entries(Vec<String>),
+        Text(String),
+    }
+    Ok(match List::deserialize(deserializer)? {
+        List::Entries(entries) => entries,
+        List::Text(text) => {
+            text.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(ToOwned::to_owned).collect()
+        }
+    })
 }
 
 /// A time in seconds that is within its range.

@@ -12,7 +12,7 @@ use crate::end_tokens::end_tokens;
 use crate::error::TextError;
 use crate::guard::ControlToken;
 use crate::hugging_face::HuggingFaceEncoder;
-use crate::pre_tokenizer::{Dialect, dialect};
+use crate::pre_tokenizer::{Dialect, KEY, dialect};
 use crate::sentencepiece::{PieceKind, SPACE, SentencePieceEncoder, byte_piece};
 use crate::special::{Added, SpecialSplitter};
 use crate::tokenizer::{Encoder, Parts};
@@ -96,7 +96,7 @@ impl<'a> GgufTokenizer<'a> {
         let eom = id("tokenizer.ggml.eom_token_id")?;
         let mut tokenizer = Self {
             model: metadata.str("tokenizer.ggml.model")?.ok_or_else(|| missing("tokenizer.ggml.model"))?,
-            pre: metadata.str("tokenizer.ggml.pre")?,
+            pre: metadata.str(KEY)?,
             tokens,
             kinds: kinds.collect::<Result<_, _>>()?,
             scores: metadata.f32_array(SCORES)?.unwrap_or_default(),
@@ -131,6 +131,11 @@ impl<'a> GgufTokenizer<'a> {
     }
 
     fn byte_level(&self) -> Result<Parts, TextError> {
+        if self.pre.is_none() {
+            tracing::warn!(
+                "{KEY} is missing, so texts are split as GPT-2 splits them: if the model was trained otherwise, its answers are worse; convert it again"
+            );
+        }
         let Dialect { normalizer, pre_tokenizer, ignore_merges, add_bos } = dialect(self.pre)?;
         let vocab = self.ids_by_text()?;
         let merges =

@@ -79,7 +79,7 @@ fn check_ids(field: &str, ids: &[TokenId], vocabulary: &Vocabulary) -> Result<()
 }
 
 /// A JSON file; null if there is none.
-fn json(folder: &Path, name: &str) -> Result<Value, TextError> {
+pub(crate) fn json(folder: &Path, name: &str) -> Result<Value, TextError> {
     let Some(bytes) = read(folder, name)? else { return Ok(Value::Null) };
     serde_json::from_slice(&bytes).map_err(|error| file_error(&folder.join(name), error))
 }
@@ -95,6 +95,9 @@ fn read(folder: &Path, name: &str) -> Result<Option<Vec<u8>>, TextError> {
     file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|error| file_error(&path, error))?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
         return Err(file_error(&path, format!("larger than {MAX_FILE_BYTES} bytes")));
+    }
+    if baton_formats::is_lfs_pointer(&bytes) {
+        return Err(file_error(&path, baton_formats::LFS_POINTER));
     }
     Ok(Some(bytes))
 }

@@ -10,7 +10,7 @@ use tokenizers::{NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior}
 
 use crate::error::TextError;
 
-const KEY: &str = "tokenizer.ggml.pre";
+pub(crate) const KEY: &str = "tokenizer.ggml.pre";
 
 /// The pattern of Llama 3's `tokenizer.json`, up to how many digits are one word.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";

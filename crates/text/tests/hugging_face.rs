@@ -1,8 +1,9 @@
 //! Each tokenizer equals Hugging Face's, on the corpus and the expected ids that
 //! `fixtures/generate.py` made.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::{fs, io};
 
 use baton_formats::{Gguf, ModelFile};
 use baton_text::{ChatMessage, ChatTemplate, Conversation, DecodeOptions, EncodeOptions, Tokenizer};
@@ -205,4 +206,44 @@ fn smollm2_chat_template_gives_prompts_of_the_reference() {
         assert_eq!(tokenizer.decode(&generated, options), entry["greedy_text"].as_str().expect("text"));
     }
     assert_eq!((tokenizer.eos_ids(), tokenizer.add_bos(), tokenizer.vocab_size()), (&[2, 0][..], false, 49_152));
+}
+
+#[test]
+fn gguf_without_a_pre_tokenizer_is_warned_of() {
+    let build = |bytes: Vec<u8>| {
+        logged(|| Tokenizer::from_model(&ModelFile::Gguf(Gguf::parse(bytes).expect("GGUF"))).map(drop).expect("one"))
+    };
+    let whole = fixture("gpt2.gguf");
+    let (_, lines) = build(whole.clone());
+    assert_eq!(lines, "");
+    let key = b"tokenizer.ggml.pre\x08";
+    let place = whole.windows(key.len()).position(|bytes| bytes == key).expect("the key, and the type of a text");
+    let mut other = whole;
+    other[place + 17] = b'x';
+    let (_, lines) = build(other);
+    assert!(lines.contains("WARN") && lines.contains("tokenizer.ggml.pre is missing"), "{lines}");
+}
+
+/// Gives what `run` returns, and the lines that it logs on this thread.
+fn logged<T>(run: impl FnOnce() -> T) -> (T, String) {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let written = Lines(Arc::clone(&lines));
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || written.clone()).finish();
+    let value = tracing::subscriber::with_default(subscriber, run);
+    let lines = lines.lock().expect("no panic");
+    (value, String::from_utf8_lossy(&lines).into_owned())
+}
+
+#[derive(Clone)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("no panic").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

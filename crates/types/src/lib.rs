@@ -39,7 +39,7 @@ pub use quantile::quantile;
 pub use queue_ordering::QueueOrdering;
 pub use random::{Random, mix};
 pub use report::{FinishReason, KvTransfer, Timeline, TokenLogprobs, TopLogprob, Usage};
-pub use sampling::{
+pub use sampling::{SamplingDefaults, 
     InvalidSampling, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS,
     SamplingParams,
 };

@@ -59,6 +59,23 @@ pub struct SamplingParams {
     pub prompt_logprobs: Option<u32>,
 }
 
+/// What a model's authors advise for sampling. It is used for what a request leaves open.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct SamplingDefaults {
+    /// As in [`SamplingParams`], and the same for the others.
+    pub temperature: Option<f32>,
+    /// Tokens that are kept; 0 keeps all.
+    pub top_k: Option<u32>,
+    /// Probability that is kept.
+    pub top_p: Option<f32>,
+    /// Least probability, as a share of the largest.
+    pub min_p: Option<f32>,
+    /// Penalty of tokens that were there before.
+    pub repetition_penalty: Option<f32>,
+    /// Most tokens to generate.
+    pub max_tokens: Option<u32>,
+}
+
 impl Default for SamplingParams {
     /// Greedy, 16 tokens.
     fn default() -> Self {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use baton_engine::ComputeDtype;
 use baton_runtime::LogFormat;
+use baton_runtime::settings::list;
 use baton_scheduler::MAX_WAITING;
 use baton_transfer_engine::TransportChoice;
 use baton_types::KvDtype;
@@ -38,8 +39,10 @@ baton_runtime::settings! {
         advertise_host: Option<String> = None, "HOST";
         /// Load this model: GGUF file or safetensors folder.
         model: Option<PathBuf> = None, "FILE";
-        /// Show clients this model name; if unset, that of the file.
-        model_name: Option<String> = None, "NAME";
+        /// Serve the model under the first of these names, with commas, as the conductor does; if
+        /// unset, that of the file.
+        #[serde(deserialize_with = "list")]
+        served_model_name: Vec<String> = Vec::new(), "NAMES";
         /// Use `cpu` with a model file, or `mock` without one.
         engine: String = "cpu".into(), "ENGINE";
         /// Compute with this many threads; 0 takes every core that this process may use.

@@ -563,7 +563,7 @@ fn node_info(
         role,
         generation,
         address: format!("http://{grpc}"),
-        model: settings.model_name.clone().unwrap_or_else(|| served_name(settings, &model.name)),
+        model: settings.served_model_name.first().cloned().unwrap_or_else(|| served_name(settings, &model.name)),
         vocab_size: model.vocab_size,
         context_length: max_model_len(settings, model.context_length)?,
         kv_class: model.kv_class.clone(),
@@ -639,9 +639,7 @@ fn check_ranges(settings: &Settings) -> Result<(), BadSetting> {
     within("max_waiting", settings.max_waiting, 1..=65_536)?;
     within("mock_base_us", settings.mock_base_us, 0..=60_000_000)?;
     within("mock_token_us", settings.mock_token_us, 0..=1_000_000)?;
-    if let Some(model) = &settings.model_name {
-        baton_runtime::settings::name("model_name", model)?;
-    }
+    baton_runtime::settings::names("served_model_name", &settings.served_model_name)?;
     match &settings.advertise_host {
         Some(host) if host.parse::<std::net::IpAddr>().is_err() && !is_host_name(host) => {
             let problem = format!("'{host}', but must be an IP address or the name of a host, without a port");

@@ -56,7 +56,7 @@ and of what is fetched url and files, each {url, path, sha256}.
 - {{ printf "--model=%s" $model.path | quote }}
 {{- end }}
 {{- with $model.name }}
-- {{ printf "--model-name=%s" . | quote }}
+- {{ printf "--served-model-name=%s" . | quote }}
 {{- end }}
 {{- end -}}
 

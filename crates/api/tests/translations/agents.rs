@@ -16,7 +16,7 @@ fn schema(property: &str) -> Value {
 }
 
 fn messages(body: &Value) -> Call {
-    read::<MessagesRequest>(body.to_string().as_bytes()).expect("a body").call().expect("a call")
+    read::<MessagesRequest>(body.to_string().as_bytes()).expect("a body").call(&context()).expect("a call")
 }
 
 fn responses(body: &Value) -> Call {

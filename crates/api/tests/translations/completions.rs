@@ -1,11 +1,12 @@
 //! OpenAI's completions.
 
-use baton_api::{ChatRequest, CompletionRequest, Failure, TokenizeRequest};
+use baton_api::{ChatRequest, CompletionRequest, Context, Failure, TokenizeRequest};
 use baton_proto::v1::generate_request::Prompt;
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::structured_output::Form;
 use baton_proto::v1::tool_choice::Choice;
 use baton_proto::v1::{self, TopLogprob};
+use baton_types::SamplingDefaults;
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -516,4 +517,27 @@ fn count_out_of_range_is_told_what_is_taken() {
     assert_eq!(completion(json!({"prompt": "x", "max_tokens": -5})), "-5, but must be at least 1, or 0 with echo");
     assert_eq!(completion(json!({"prompt": "x", "max_tokens": 0})), "0, but must be at least 1, or 0 with echo");
     assert_eq!(completion(json!({"prompt": "x", "max_tokens": -5, "echo": true})), "-5, but must be at least 0");
+}
+
+#[test]
+fn open_sampling_is_what_the_models_authors_advise() {
+    let defaults = SamplingDefaults {
+        temperature: Some(0.6),
+        top_k: Some(20),
+        top_p: Some(0.95),
+        max_tokens: Some(99),
+        ..SamplingDefaults::default()
+    };
+    let sampling = |body: Value| {
+        let chat: ChatRequest = read(body.to_string().as_bytes()).expect("a body");
+        let call = chat.call(Context { defaults, ..context() }).expect("a call");
+        call.requests[0].sampling.clone().expect("sampling")
+    };
+    let messages = json!([{"role": "user", "content": "x"}]);
+    let open = sampling(json!({"messages": messages}));
+    assert_eq!((open.temperature, open.top_k, open.top_p), (Some(0.6), Some(20), Some(0.95)));
+    assert_eq!((open.min_p, open.max_tokens), (None, Some(99)));
+    let own = sampling(json!({"messages": messages, "temperature": 0, "top_k": 0, "top_p": 1, "max_tokens": 5000}));
+    assert_eq!((own.temperature, own.top_k, own.top_p), (Some(0.0), Some(0), Some(1.0)));
+    assert_eq!(own.max_tokens, Some(5000));
 }

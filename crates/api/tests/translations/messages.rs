@@ -20,12 +20,12 @@ fn body(fields: Value) -> Value {
 }
 
 fn messages(fields: Value) -> Call {
-    read::<MessagesRequest>(body(fields).to_string().as_bytes()).expect("a body").call().expect("a call")
+    read::<MessagesRequest>(body(fields).to_string().as_bytes()).expect("a body").call(&context()).expect("a call")
 }
 
 fn bad(fields: Value) -> String {
     let request = read::<MessagesRequest>(body(fields).to_string().as_bytes());
-    request.and_then(MessagesRequest::call).err().expect("a bad request").param
+    request.and_then(|request| request.call(&context())).err().expect("a bad request").param
 }
 
 #[test]

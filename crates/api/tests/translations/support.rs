@@ -7,6 +7,7 @@ use baton_proto::v1::generate_request::Prompt;
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::structured_output::Form;
 use baton_proto::v1::{self, TokenLogprobs, TopLogprob};
+use baton_types::SamplingDefaults;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -17,7 +18,8 @@ pub fn context() -> Context {
 /// One whose responses are kept there.
 pub fn keeping(responses: &Arc<ResponseStore>) -> Context {
     let decode = |tokens: &[u32]| tokens.iter().flat_map(|token| format!("<{token}>").into_bytes()).collect();
-    Context { created: 7, decode: Arc::new(decode), responses: Arc::clone(responses) }
+    let defaults = SamplingDefaults::default();
+    Context { created: 7, decode: Arc::new(decode), responses: Arc::clone(responses), defaults }
 }
 
 /// A body, without what was left out of it.

@@ -332,6 +332,9 @@ fn common_args(args: &UpArgs, model: Option<PathBuf>) -> Result<Vec<OsString>, C
     }
     let mut common =
         vec!["--engine".into(), OsString::from(&args.engine), "--grace-s".into(), args.grace.to_string().into()];
+    if !args.served_model_name.is_empty() {
+        common.extend(["--served-model-name".into(), args.served_model_name.join(",").into()]);
+    }
     match model {
         // The mock engine takes a model, for its tokenizer, only if it is given on purpose.
         Some(_) if args.engine == "mock" && args.model.is_none() => {}
@@ -509,6 +512,8 @@ mod tests {
         let lines = |flags: &str| -> Vec<String> {
             plan(flags, file.path().to_str()).unwrap().nodes.iter().map(line).collect()
         };
+        let named = lines("--prefill 1 --served-model-name a b/c --decode 1");
+        assert!(named.iter().all(|line| line.contains("--served-model-name a,b/c ")), "{named:?}");
         let shared = lines("--prefill 1 --decode 3 --max-model-len 99");
         assert!(shared.iter().all(|line| line.contains("--max-model-len 99 --cache-bytes 2147483648 ")), "{shared:?}");
         let own = lines("--set decode.cache_blocks=7");

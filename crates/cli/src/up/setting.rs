@@ -14,7 +14,7 @@ const FLAG: &str = "--set";
 /// Keys are meant for one another from this likeness on (Jaro-Winkler), which clap has, too.
 const ALIKE: f64 = 0.8;
 /// Settings in which nodes must agree with their conductor, which refuses other ones.
-const SHARED: [&str; 3] = ["block_tokens", "kv_dtype", "model_name"];
+const SHARED: [&str; 3] = ["block_tokens", "kv_dtype", "served_model_name"];
 
 /// A setting of all processes of some roles. They check the key and the value.
 #[derive(Debug, Clone, PartialEq, Eq)]

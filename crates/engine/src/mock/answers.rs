@@ -7,6 +7,7 @@
 
 use baton_types::TokenId;
 use serde::Deserialize;
+use serde_json::Value;
 
 /// The token of `<|im_start|>`, and the text that follows it where an answer begins.
 const TURN: TokenId = 258;
@@ -29,7 +30,7 @@ struct Entry {
 #[serde(deny_unknown_fields)]
 struct Call {
     name: String,
-    arguments: serde_json::Map<String, serde_json::Value>,
+    arguments: serde_json::Map<String, Value>,
 }
 
 /// What the assistant says at each of its turns; at those after the last, the last once more.
@@ -81,14 +82,16 @@ impl MockAnswers {
     }
 }
 
-/// As the mock's chat template has the model ask for tools.
+/// Writes an answer as the grammar of tool calls spells it, to the last space: a strict tool leaves
+/// no other way, and what a grammar forbids is not said.
 fn written(entry: &Entry) -> Vec<u8> {
-    let mut text = entry.text.clone();
-    for Call { name, arguments } in &entry.calls {
-        let call = serde_json::json!({ "name": name, "arguments": arguments });
-        text.push_str(&format!("<tool_call>\n{call}\n</tool_call>"));
-    }
-    text.into_bytes()
+    let written = |Call { name, arguments }: &Call| {
+        let name = Value::from(name.as_str());
+        let arguments = Value::Object(arguments.clone());
+        format!("<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>")
+    };
+    let calls: Vec<_> = entry.calls.iter().map(written).collect();
+    (entry.text.clone() + &calls.join("\n")).into_bytes()
 }
 
 #[cfg(test)]
@@ -124,7 +127,7 @@ mod tests {
     #[test]
     fn answer_is_that_of_the_assistants_turn() {
         let first = [turn("user", "assistant\n?"), turn("assistant", "")].concat();
-        assert_eq!(answer_to(&first), "<tool_call>\n{\"name\":\"ls\",\"arguments\":{\"path\":\".\"}}\n</tool_call>");
+        assert_eq!(answer_to(&first), "<tool_call>\n{\"name\": \"ls\", \"arguments\": {\"path\":\".\"}}\n</tool_call>");
         let second = [first, turn("tool", "a b"), turn("assistant", "")].concat();
         assert_eq!(answer_to(&second), "é.");
         let third = [second, turn("assistant", "")].concat();

@@ -70,6 +70,7 @@ impl Weights {
             (Some(first), loader.matrix(&[plain(Part::Head, vocabulary)], 0, config.hidden)?)
         };
         let layers: Vec<_> = (0..config.num_layers).map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
+        warn_of_missing_biases(config, &layers);
         let output_norm = loader.vector(&loader.names.weight(Part::OutputNorm, 0), config.hidden)?;
         let fingerprint = loader.finish()?;
         let products = matrices(&layers).chain([&head]).map(Matrix::products).max().unwrap_or(Products::Single);
@@ -275,6 +276,19 @@ impl<'a, 'p> Loader<'a, 'p> {
         let mut fingerprint = [0; 8];
         self.hasher.finalize_xof().fill(&mut fingerprint);
         Ok(ModelFingerprint(u64::from_le_bytes(fingerprint)))
+    }
+}
+
+/// Qwen2 has biases for Q, K and V in every layer. Files without them load, in `transformers` too,
+/// and what comes out is often nonsense.
+fn warn_of_missing_biases(config: &ModelConfig, layers: &[Layer]) {
+    let without = layers.iter().filter(|layer| layer.qkv_bias.is_none()).count();
+    if config.architecture == "qwen2" && without > 0 {
+        tracing::warn!(
+            without,
+            layers = layers.len(),
+            "a qwen2 model without biases of Q, K and V in some layers: zeros are used; was it converted whole?"
+        );
     }
 }
 

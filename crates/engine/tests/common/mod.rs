@@ -3,7 +3,9 @@
 #![allow(dead_code)] // each test binary uses its part
 #![allow(clippy::unwrap_used)] // test helpers: a panic is the failure
 
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use baton_engine::{CpuEngine, CpuOptions, Engine, Isa, KvCapacity, LogitsWanted, SequenceStep, StepObserver};
 use baton_formats::ModelFile;
@@ -120,4 +122,28 @@ pub fn tokens(seed: u32, below: u32, count: usize) -> Vec<TokenId> {
 
 pub fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// Gives what `run` returns, and the lines that it logs on this thread.
+pub fn logged<T>(run: impl FnOnce() -> T) -> (T, String) {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let written = Lines(Arc::clone(&lines));
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || written.clone()).finish();
+    let value = tracing::subscriber::with_default(subscriber, run);
+    let lines = lines.lock().unwrap();
+    (value, String::from_utf8_lossy(&lines).into_owned())
+}
+
+#[derive(Clone)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

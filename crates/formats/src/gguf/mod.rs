@@ -9,6 +9,7 @@
 
 mod cursor;
 mod metadata;
+mod split;
 mod tensors;
 mod value;
 
@@ -20,6 +21,7 @@ use crate::map::{Bytes, map_file};
 use crate::{FormatError, TensorView};
 use cursor::Cursor;
 pub use metadata::{FromValue, Metadata};
+pub(crate) use split::is_later_file;
 use tensors::TensorInfo;
 pub use value::{Array, Value};
 
@@ -35,21 +37,23 @@ const DEFAULT_ALIGNMENT: u32 = 32;
 /// More than a huge page serves no purpose.
 const MAX_ALIGNMENT: u32 = 1 << 21;
 
-/// A checked GGUF file.
+/// A checked GGUF file, or several that are one model.
 pub struct Gguf {
+    /// The first, which has the metadata.
     path: PathBuf,
-    bytes: Bytes,
+    files: Vec<Bytes>,
     metadata: Metadata,
     /// Sorted by name.
     tensors: Vec<TensorInfo>,
 }
 
 impl Gguf {
-    /// Maps and checks a file.
+    /// Maps and checks a file. If it is the first of a model in several files, those beside it are
+    /// opened, too.
     ///
     /// # Errors
     ///
-    /// The file cannot be read, is cut off, or breaks a rule of the format or a bound of Baton.
+    /// A file cannot be read, is cut off, or breaks a rule of the format or a bound of Baton.
     pub fn open(path: &Path) -> Result<Self, FormatError> {
         Self::read(path, map_file(path)?)
     }
@@ -64,13 +68,19 @@ impl Gguf {
     }
 
     fn read(path: &Path, bytes: Bytes) -> Result<Self, FormatError> {
-        let mut cursor = Cursor::new(path, bytes.all());
-        let counts = Counts::read(&mut cursor)?;
-        let metadata = Metadata::read(&mut cursor, counts.metadata)?;
-        refuse_split(path, &metadata)?;
-        let alignment = alignment(path, &metadata)?;
-        let tensors = tensors::read(&mut cursor, counts.tensors, alignment)?;
-        Ok(Self { path: path.to_owned(), bytes, metadata, tensors })
+        let (metadata, mut tensors) = header(path, &bytes, 0)?;
+        let mut files = vec![bytes];
+        let others = split::others(path, &metadata)?;
+        for (index, other) in (1..).zip(&others) {
+            let bytes = map_file(other)?;
+            let (own, more) = header(other, &bytes, index)?;
+            split::check_file(other, &own, index as u32, others.len() as u32 + 1)?;
+            tensors.extend(more);
+            files.push(bytes);
+        }
+        split::check_tensors(path, &metadata, tensors.len())?;
+        tensors::sort(path, &mut tensors)?;
+        Ok(Self { path: path.to_owned(), files, metadata, tensors })
     }
 
     /// The file, as it was given.
@@ -78,9 +88,9 @@ impl Gguf {
         &self.path
     }
 
-    /// Size of the file in bytes.
+    /// Size of all files in bytes.
     pub fn total_bytes(&self) -> u64 {
-        self.data().len() as u64
+        self.files.iter().map(|file| file.all().len() as u64).sum()
     }
 
     /// Everything the file says about the model.
@@ -90,12 +100,14 @@ impl Gguf {
 
     /// All tensors, sorted by name.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorView<'_>> {
-        self.tensors.iter().map(|info| info.view(self.data()))
+        self.tensors.iter().map(|info| self.view(info))
     }
 
     /// See [`crate::ModelFile::release`].
     pub(crate) fn release(&self, tensor: &TensorView<'_>) {
-        self.bytes.release(tensor.data);
+        if let Some(info) = self.find(tensor.name) {
+            self.files[info.file].release(tensor.data);
+        }
     }
 
     /// Whether there is a tensor of this name.
@@ -110,7 +122,7 @@ impl Gguf {
     /// [`FormatError::Missing`] if the file has none.
     pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, FormatError> {
         let info = self.find(name).ok_or_else(|| FormatError::missing(&self.path, "tensor", name))?;
-        Ok(info.view(self.data()))
+        Ok(self.view(info))
     }
 
     fn find(&self, name: &str) -> Option<&TensorInfo> {
@@ -118,8 +130,8 @@ impl Gguf {
         self.tensors.get(at)
     }
 
-    fn data(&self) -> &[u8] {
-        self.bytes.all()
+    fn view<'a>(&'a self, info: &'a TensorInfo) -> TensorView<'a> {
+        info.view(self.files[info.file].all())
     }
 }
 
@@ -133,6 +145,16 @@ impl fmt::Debug for Gguf {
             .field("tensors", &tensors)
             .finish_non_exhaustive()
     }
+}
+
+/// The metadata and the tensors of a model's file number `index`.
+fn header(path: &Path, bytes: &Bytes, index: usize) -> Result<(Metadata, Vec<TensorInfo>), FormatError> {
+    let mut cursor = Cursor::new(path, bytes.all());
+    let counts = Counts::read(&mut cursor)?;
+    let metadata = Metadata::read(&mut cursor, counts.metadata)?;
+    let alignment = alignment(path, &metadata)?;
+    let tensors = tensors::read(&mut cursor, counts.tensors, alignment, index)?;
+    Ok((metadata, tensors))
 }
 
 /// What the first 24 bytes promise.
@@ -163,18 +185,6 @@ fn check_version(cursor: &mut Cursor<'_>) -> Result<(), FormatError> {
     let swapped = version.swap_bytes();
     let found = if swapped < version { format!("{swapped} in big-endian order") } else { version.to_string() };
     Err(FormatError::invalid(cursor.file(), "version", found, "2 or 3, little endian"))
-}
-
-/// One of several files of a model (`split.count` of llama.cpp's gguf-split) would only show later,
-/// as a missing tensor.
-fn refuse_split(path: &Path, metadata: &Metadata) -> Result<(), FormatError> {
-    let key = "split.count";
-    let files = metadata.u32(key)?.unwrap_or(1);
-    if files > 1 {
-        let allowed = "one file with the whole model (gguf-split --merge makes it)";
-        return Err(FormatError::invalid(path, format_args!("metadata {}", QuotedText(key)), files, allowed));
-    }
-    Ok(())
 }
 
 fn alignment(path: &Path, metadata: &Metadata) -> Result<usize, FormatError> {

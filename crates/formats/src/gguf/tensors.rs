@@ -1,6 +1,7 @@
 //! The tensor table of a GGUF file.
 
 use std::ops::Range;
+use std::path::Path;
 
 use super::cursor::Cursor;
 use crate::dtype::unsupported_ggml_name;
@@ -19,6 +20,8 @@ pub(super) struct TensorInfo {
     dtype: Dtype,
     /// Outermost first.
     shape: Vec<usize>,
+    /// Index of the file that has it.
+    pub(super) file: usize,
     /// Bytes in the file.
     bytes: Range<usize>,
 }
@@ -27,12 +30,13 @@ impl TensorInfo {
     /// Length and one byte of name, number of dimensions, one dimension, type, offset.
     pub(super) const MIN_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 
+    /// The tensor; `file` is the one that has it.
     pub(super) fn view<'a>(&'a self, file: &'a [u8]) -> TensorView<'a> {
         TensorView { name: &self.name, dtype: self.dtype, shape: self.shape.clone(), data: &file[self.bytes.clone()] }
     }
 
     /// Reads one entry; `bytes` still counts from the start of the data.
-    fn read(cursor: &mut Cursor<'_>, i: u64, alignment: usize) -> Result<Self, FormatError> {
+    fn read(cursor: &mut Cursor<'_>, i: u64, alignment: usize, file: usize) -> Result<Self, FormatError> {
         let name = name(cursor, i)?;
         let shape = shape(cursor, name)?;
         let dtype = dtype(cursor, name)?;
@@ -45,25 +49,33 @@ impl TensorInfo {
             let field = format_args!("offset of tensor {}", QuotedText(name));
             return Err(FormatError::invalid(cursor.file(), field, offset, allowed));
         };
-        Ok(Self { name: name.to_owned(), dtype, shape, bytes: start..end })
+        Ok(Self { name: name.to_owned(), dtype, shape, file, bytes: start..end })
     }
 }
 
-/// Reads the table of `count` tensors, which was checked against the file's length, and sorts it by
-/// name.
-pub(super) fn read(cursor: &mut Cursor<'_>, count: u64, alignment: usize) -> Result<Vec<TensorInfo>, FormatError> {
+/// Reads the table of `count` tensors, which was checked against the file's length. `file` is the
+/// index of the file.
+pub(super) fn read(
+    cursor: &mut Cursor<'_>,
+    count: u64,
+    alignment: usize,
+    file: usize,
+) -> Result<Vec<TensorInfo>, FormatError> {
     let mut tensors = Vec::with_capacity(count as usize);
     for i in 0..count {
-        tensors.push(TensorInfo::read(cursor, i, alignment)?);
+        tensors.push(TensorInfo::read(cursor, i, alignment, file)?);
     }
     place(cursor, &mut tensors, alignment)?;
     refuse_overlaps(cursor, &mut tensors)?;
-    tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-    if let Some(twice) = tensors.array_windows().find(|[a, b]| a.name == b.name) {
-        let found = format_args!("{} twice", QuotedText(&twice[0].name));
-        return Err(FormatError::invalid(cursor.file(), "tensor names", found, "once"));
-    }
     Ok(tensors)
+}
+
+/// Sorts the tensors of a model by name. Two of one name are an error.
+pub(super) fn sort(path: &Path, tensors: &mut [TensorInfo]) -> Result<(), FormatError> {
+    tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    let Some([twice, _]) = tensors.array_windows().find(|[a, b]| a.name == b.name) else { return Ok(()) };
+    let found = format_args!("{} twice", QuotedText(&twice.name));
+    Err(FormatError::invalid(path, "tensor names", found, "once"))
 }
 
 /// Moves the tensors' ranges from the start of the data to the start of the file, and checks that

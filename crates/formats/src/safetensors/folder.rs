@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::header::MAX_TENSORS;
 use crate::FormatError;
 use crate::error::QuotedText;
+use crate::map::refuse_lfs_pointer;
 
 /// Largest `config.json`. A parsed JSON value can be fifty times its text, so this is kept near
 /// what real models have (a few KB).
@@ -24,8 +25,8 @@ const MAX_INDEX_BYTES: u64 = 64 << 20;
 const MAX_SHARDS: usize = 1024;
 
 const CONFIG: &str = "config.json";
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub(super) const SINGLE: &str = "model.safetensors";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
 
 /// What a folder says about its model before a shard is opened.
 pub(super) struct Folder {
@@ -76,6 +77,7 @@ fn read_small(path: &Path, max_bytes: u64) -> Result<Vec<u8>, FormatError> {
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(FormatError::io(path))?;
     file.take(max_bytes).read_to_end(&mut bytes).map_err(FormatError::io(path))?;
+    refuse_lfs_pointer(path, &bytes)?;
     Ok(bytes)
 }
 

@@ -38,6 +38,11 @@ struct Shard {
 }
 
 impl Safetensors {
+    /// Whether a folder has weights in safetensors.
+    pub(crate) fn is_in(folder: &Path) -> bool {
+        [folder::SINGLE, folder::INDEX].iter().any(|name| folder.join(name).exists())
+    }
+
     /// Opens a `.safetensors` file or a model folder.
     ///
     /// # Errors

@@ -173,10 +173,58 @@ fn invalid_gguf_alignment_is_refused() {
 }
 
 #[test]
-fn part_of_a_split_gguf_model_is_refused() {
+fn split_gguf_in_memory_is_refused() {
     let part = |count: u16| Gguf::parse(GgufWriter::new().with("split.count", Value::U16(count)).bytes());
     assert!(part(0).is_ok() && part(1).is_ok());
-    assert_refused(part(3), &["\"split.count\"", "found 3", "gguf-split --merge"]);
+    assert_refused(part(3), &["file name", "-00001-of-00003.gguf", "the first of 3 files"]);
+    assert_refused(part(2000), &["\"split.count\"", "found 2000", "at most 1024"]);
+}
+
+/// File `index` of a model of three, with the tensors of these names.
+fn part(index: u16, tensors: &[&str]) -> GgufWriter {
+    let split = [("split.no", index), ("split.count", 3), ("split.tensors.count", 4)];
+    let part = split.iter().fold(GgufWriter::new(), |part, (key, value)| part.with(key, Value::U16(*value)));
+    tensors.iter().fold(part, |part, name| part.tensor(name, &[2]))
+}
+
+fn write_parts(parts: &[GgufWriter]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for (number, part) in (1..).zip(parts) {
+        std::fs::write(folder.path().join(format!("m-{number:05}-of-00003.gguf")), part.bytes()).expect("a file");
+    }
+    folder
+}
+
+#[test]
+fn gguf_in_several_files_is_one_model() {
+    let parts = [part(0, &["d"]).with("general.name", Value::String("m".into())), part(1, &["a", "c"]), part(2, &["b"])];
+    let folder = write_parts(&parts);
+    let first = folder.path().join("m-00001-of-00003.gguf");
+    let model = Gguf::open(&first).expect("a model");
+    assert_eq!(model.tensors().map(|tensor| tensor.name.to_owned()).collect::<Vec<_>>(), ["a", "b", "c", "d"]);
+    assert_eq!(model.metadata().str("general.name").expect("a string"), Some("m"));
+    assert_eq!(model.total_bytes(), parts.iter().map(|part| part.bytes().len() as u64).sum::<u64>());
+    // Tensors of any of its files have their own bytes.
+    assert_eq!(model.tensor("c").expect("a tensor").data, (0..8).collect::<Vec<u8>>());
+    let tensor = model.tensor("b").expect("a tensor");
+    let model = baton_formats::ModelFile::open(folder.path()).expect("its folder");
+    model.release(&tensor);
+    assert_eq!(model.path(), first);
+}
+
+#[test]
+fn split_gguf_that_is_not_whole_is_refused() {
+    let refused = |parts: &[GgufWriter], first: u32, told: &[&str]| {
+        let folder = write_parts(parts);
+        assert_refused(Gguf::open(&folder.path().join(format!("m-{first:05}-of-00003.gguf"))), told);
+    };
+    let whole = [part(0, &["d"]), part(1, &["a", "c"]), part(2, &["b"])];
+    refused(&whole[..2], 1, &["m-00003-of-00003.gguf", "No such file"]);
+    refused(&whole, 2, &["\"split.no\"", "found 1", "give the first file, ...-00001-of-00003.gguf"]);
+    let [first, second, _] = whole.clone();
+    refused(&[first.clone(), second.clone(), second], 1, &["m-00003-of-00003.gguf", "\"split.no\"", "found 1"]);
+    refused(&[first.clone(), part(1, &["a"]), part(2, &["b"])], 1, &["\"split.tensors.count\"", "found 4", "3, as many"]);
+    refused(&[first, part(1, &["a", "d"]), part(2, &["b"])], 1, &["tensor names", "\"d\" twice"]);
 }
 
 #[test]

@@ -36,6 +36,32 @@ fn model_format_is_chosen_by_magic_and_extension() {
 }
 
 #[test]
+fn folder_with_gguf_alone_is_its_model() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let write = |name: &str, content: &[u8]| std::fs::write(folder.path().join(name), content).expect("a file");
+    write("config.json", b"{}");
+    assert_refused(ModelFile::open(folder.path()), &["no file", "model.safetensors"]);
+    let gguf = GgufWriter::new().tensor("a", &[2]).bytes();
+    write("m.Q4.gguf", &gguf);
+    write("mmproj-m.gguf", &gguf);
+    assert_eq!(ModelFile::open(folder.path()).unwrap().path(), folder.path().join("m.Q4.gguf"));
+    write("m.Q8.gguf", &gguf);
+    assert_refused(ModelFile::open(folder.path()), &["2 models: \"m.Q4.gguf\", \"m.Q8.gguf\"", "give its file"]);
+}
+
+#[test]
+fn git_lfs_pointer_is_called_one() {
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 94000000\n";
+    for name in ["m.gguf", "m.safetensors", "pytorch.bin"] {
+        assert_refused(open(name, pointer), &[name, "a Git LFS pointer", "git lfs pull"]);
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    std::fs::write(folder.path().join("config.json"), "{}").expect("a file");
+    std::fs::write(folder.path().join("model.safetensors.index.json"), pointer).expect("a file");
+    assert_refused(ModelFile::open(folder.path()), &["index.json", "a Git LFS pointer"]);
+}
+
+#[test]
 fn file_that_is_no_model_is_refused_by_name() {
     assert_refused(open("model.bin", b"PK\x03\x04"), &["model.bin", "a GGUF file", "safetensors"]);
     assert_refused(open("empty", b""), &["empty", "a GGUF file"]);

@@ -8,6 +8,7 @@ use baton_api::{
 };
 use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
+use baton_types::SamplingDefaults;
 
 use crate::input::choice;
 
@@ -67,7 +68,7 @@ pub(super) fn body(input: &[u8]) {
         0 => read::<ChatRequest>(body).and_then(|(request, _)| request.call(context())).map(answer),
         1 => read::<CompletionRequest>(body).and_then(|(request, _)| request.call(context())).map(answer),
         2 => read::<ResponsesRequest>(body).and_then(|(request, _)| request.call(context())).map(answer),
-        3 => read::<MessagesRequest>(body).and_then(|(request, _)| request.call()).map(answer),
+        3 => read::<MessagesRequest>(body).and_then(|(request, _)| request.call(&context())).map(answer),
         4 => read::<MessagesRequest>(body).and_then(|(mut request, _)| request.prompt()).map(drop),
         5 => read::<TokenizeRequest>(body).and_then(|(request, _)| request.prompt()).map(|(_, texts)| {
             tokenized(&[1], 10, texts.then(Vec::new));
@@ -85,7 +86,8 @@ pub(super) fn body(input: &[u8]) {
 
 fn context() -> Context {
     let responses = Arc::new(ResponseStore::new(1 << 20, 60));
-    Context { created: 7, decode: Arc::new(|tokens: &[u32]| vec![b'x'; tokens.len().min(100)]), responses }
+    let decode = |tokens: &[u32]| vec![b'x'; tokens.len().min(100)];
+    Context { created: 7, decode: Arc::new(decode), responses, defaults: SamplingDefaults::default() }
 }
 
 /// Answers the call as nodes would.
