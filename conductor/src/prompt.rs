@@ -10,7 +10,8 @@ use baton_proto::v1::generate_request::Prompt as WirePrompt;
 use baton_scheduler::{Refusal, RequestError, SequenceLimits as Limits};
 use baton_text::{ChatMessage, ChatTemplate, Conversation, EncodeOptions, StopStrings, TextError, Tokenizer, ToolCall};
 use baton_types::{
-    ErrorKind, InvalidSampling, MAX_BAD_WORDS, MAX_GRAMMAR_BYTES, SamplingDefaults, SamplingParams, Slo, Tbt, TokenId, Ttft,
+    ErrorKind, InvalidSampling, MAX_BAD_WORDS, MAX_GRAMMAR_BYTES, SamplingDefaults, SamplingParams, Slo, Tbt, TokenId,
+    Ttft,
 };
 
 use prost::Message;

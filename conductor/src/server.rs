@@ -196,7 +196,10 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
         GenerationConfig::None => SamplingDefaults::default(),
     };
     if sampling_defaults != SamplingDefaults::default() {
-        tracing::info!(?sampling_defaults, "the model's authors advise this sampling; generation_config = none ignores it");
+        tracing::info!(
+            ?sampling_defaults,
+            "the model's authors advise this sampling; generation_config = none ignores it"
+        );
     }
     let names = named(model_name(path));
     let longest_token = tokenizer.longest_token();

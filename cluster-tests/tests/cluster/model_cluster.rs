@@ -293,7 +293,9 @@ async fn aborted_and_finished_requests_leak_no_blocks_or_memory() -> anyhow::Res
     let model = model();
     let cache_bytes: u64 = 200 << 20;
     let cache = cache_bytes.to_string();
-    let cluster = Cluster::model(&model).prefill(2).decode(2).node_flags(&["--cache-bytes", &cache]).start().await?;
+    let builder = Cluster::model(&model).prefill(2).decode(2).node_flags(&["--cache-bytes", &cache]);
+    // A slow machine is overloaded by these requests; that they are all served is another test's.
+    let cluster = builder.conductor_flags(&["--max-wait-ms", "600000"]).start().await?;
     let text = prompt_of(&cluster, 400).await?;
     // What each process may grow by: its cache, and 64 MiB for buffers that are made when first
     // used. A decode node also maps the prefill nodes' caches to read from; those pages are theirs

@@ -369,7 +369,8 @@ mod tests {
     #[test]
     fn model_list_has_the_form_of_each_api() {
         let names = ["m".to_owned(), "alias".to_owned()];
-        let model = |name| json!({ "type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z" });
+        let model =
+            |name| json!({ "type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z" });
         let data = [model("m"), model("alias")];
         let list = json!({ "data": data, "has_more": false, "first_id": "m", "last_id": "alias" });
         assert_eq!(models_json(&names, 64, 7, true), list);

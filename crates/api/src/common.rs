@@ -39,10 +39,7 @@ const DEFAULT_TEMPERATURE: f32 = 1.0;
 
 /// What a request leaves open, as the model's authors advise it. A limit of length is open if it is
 /// [`u32::MAX`].
-pub(crate) fn with_defaults(
-    sampling: v1::SamplingParameters,
-    defaults: &SamplingDefaults,
-) -> v1::SamplingParameters {
+pub(crate) fn with_defaults(sampling: v1::SamplingParameters, defaults: &SamplingDefaults) -> v1::SamplingParameters {
     v1::SamplingParameters {
         temperature: sampling.temperature.or(defaults.temperature).or(Some(DEFAULT_TEMPERATURE)),
         top_k: sampling.top_k.or(defaults.top_k),

@@ -32,7 +32,8 @@ impl ModelFile {
     /// It cannot be read, is of neither kind, or is damaged.
     pub fn open(path: &Path) -> Result<Self, FormatError> {
         let about = std::fs::metadata(path).map_err(FormatError::io(path))?;
-        if about.is_dir() && !Safetensors::is_in(path)
+        if about.is_dir()
+            && !Safetensors::is_in(path)
             && let Some(file) = gguf_file(path)?
         {
             return Gguf::open(&file).map(Self::Gguf);
@@ -43,8 +44,7 @@ impl ModelFile {
         if path.extension().is_some_and(|extension| extension == "gguf") || (about.is_file() && has_gguf_magic(path)?) {
             return Gguf::open(path).map(Self::Gguf);
         }
-        let allowed =
-            "a GGUF file, a .safetensors file, or a folder with a .gguf file, or with config.json and model.safetensors";
+        let allowed = "a GGUF file, a .safetensors file, or a folder with a .gguf file, or with config.json and model.safetensors";
         Err(FormatError::invalid(path, "model file", "a file of another kind", allowed))
     }
 

@@ -113,7 +113,10 @@ mod tests {
     fn wrong_generation_config_names_its_field() {
         for (config, told) in [
             (json!({"temperature": "hot"}), "generation_config.json: temperature: \"hot\" is no number"),
-            (json!({"top_p": 1.5}), "top_p is 1.5, but must be above 0 and at most 1; generation_config = none ignores it"),
+            (
+                json!({"top_p": 1.5}),
+                "top_p is 1.5, but must be above 0 and at most 1; generation_config = none ignores it",
+            ),
             (json!({"max_new_tokens": 0}), "max_tokens is 0"),
         ] {
             let error = of_json(&config).unwrap_err().to_string();

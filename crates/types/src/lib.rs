@@ -39,9 +39,9 @@ pub use quantile::quantile;
 pub use queue_ordering::QueueOrdering;
 pub use random::{Random, mix};
 pub use report::{FinishReason, KvTransfer, Timeline, TokenLogprobs, TopLogprob, Usage};
-pub use sampling::{SamplingDefaults, 
+pub use sampling::{
     InvalidSampling, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS,
-    SamplingParams,
+    SamplingDefaults, SamplingParams,
 };
 pub use slo::{Objective, Slo, Tbt, Ttft};
 pub use transfer::{TransferAddress, TransferPath, TransferReport};

@@ -197,7 +197,8 @@ fn write_parts(parts: &[GgufWriter]) -> tempfile::TempDir {
 
 #[test]
 fn gguf_in_several_files_is_one_model() {
-    let parts = [part(0, &["d"]).with("general.name", Value::String("m".into())), part(1, &["a", "c"]), part(2, &["b"])];
+    let parts =
+        [part(0, &["d"]).with("general.name", Value::String("m".into())), part(1, &["a", "c"]), part(2, &["b"])];
     let folder = write_parts(&parts);
     let first = folder.path().join("m-00001-of-00003.gguf");
     let model = Gguf::open(&first).expect("a model");
@@ -223,7 +224,11 @@ fn split_gguf_that_is_not_whole_is_refused() {
     refused(&whole, 2, &["\"split.no\"", "found 1", "give the first file, ...-00001-of-00003.gguf"]);
     let [first, second, _] = whole.clone();
     refused(&[first.clone(), second.clone(), second], 1, &["m-00003-of-00003.gguf", "\"split.no\"", "found 1"]);
-    refused(&[first.clone(), part(1, &["a"]), part(2, &["b"])], 1, &["\"split.tensors.count\"", "found 4", "3, as many"]);
+    refused(
+        &[first.clone(), part(1, &["a"]), part(2, &["b"])],
+        1,
+        &["\"split.tensors.count\"", "found 4", "3, as many"],
+    );
     refused(&[first, part(1, &["a", "d"]), part(2, &["b"])], 1, &["tensor names", "\"d\" twice"]);
 }
 
