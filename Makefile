@@ -6,7 +6,7 @@ BUILD := $(CARGO) build --locked --workspace --bins
 BIN := $${CARGO_TARGET_DIR:-target}/debug
 
 .DEFAULT_GOAL := help
-.PHONY: help check demo up build test test-long test-helm test-image image bench-smoke bench-transfer bench-rdma bench-placement bench-sim-vs-live bench-relay bench-engine bench-serve bench-clients bench-structured sim lint fmt clean-cache
+.PHONY: help check demo up build test test-long agents test-helm test-image image bench-smoke bench-transfer bench-rdma bench-placement bench-sim-vs-live bench-relay bench-engine bench-serve bench-clients bench-structured sim lint fmt clean-cache
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: ## Fetch the model, build, run every test; SETUP=1 installs missing Debian
 
 test-long: ## The same, and the tests that take long: fuzzing for 30 minutes is one
 	@BATON_TEST_LONG=1 scripts/test.sh
+
+agents: ## Claude Code, Codex, Vercel's AI SDK, litellm and other clients, unmodified, against clusters here: 20 minutes, the first time 2 GB more (ONLY="Codex aider")
+	@scripts/agents.sh $(ONLY)
 
 test-helm: ## The Helm chart alone: lint, schemas, switches, wrong values, golden renderings, alerts; a minute (UPDATE=1 writes the renderings anew; PODS=1 also runs its pods: three minutes more, as root)
 	@scripts/test-helm.sh
