@@ -3,6 +3,7 @@
 #
 #   BATON_TEST_LONG=1   also what takes long (make test-long)
 #   BATON_PYTHON        a Python with the official clients (scripts/python-clients.sh)
+#   BATON_JSON_SCHEMA_SUITE   the test suite of JSON Schema (scripts/json-schema-suite.sh)
 #   BATON_FIXTURES      a folder whose traces/ has Mooncake's traces: the tests over them run too
 #   SETUP=1             installs missing Debian packages, as root (CI=true does so too)
 set -euo pipefail
@@ -72,6 +73,14 @@ if [[ $status == 0 ]]; then
   export BATON_PYTHON=$clients
 else
   without 'test(/^(official_clients::|docs::(grpc_page|http_api_page|quickstart)_snippets_run$)/)' "the official clients cannot be had (the reason is above)"
+fi
+suite=$(scripts/json-schema-suite.sh) && status=0 || status=$?
+# CI must have it.
+[[ $status == 0 || ( $status == 77 && ${CI-} != true ) ]] || exit 1
+if [[ $status == 0 ]]; then
+  export BATON_JSON_SCHEMA_SUITE=$suite
+else
+  without 'binary(=json_schema_suite)' "the test suite of JSON Schema cannot be had (the reason is above)"
 fi
 filter='not test(/(^|::)other_process$/)'
 for need in "${needs[@]}"; do filter+=" and not $need"; done

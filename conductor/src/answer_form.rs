@@ -117,9 +117,11 @@ impl AnswerForm {
         let (calls, one_call) = self.calls();
         let answer = Answer { format: read_as, tokenizer, thoughts, form: self.form, calls, one_call };
         let invalid = |error: baton_grammar::GrammarError| GenerateError::invalid(field, error.to_string());
-        let Some(grammar) = answer.grammar().map_err(invalid)?.map(Arc::from) else { return Ok((None, reader)) };
-        compiler.check(&grammar).map_err(invalid)?;
-        Ok((Some(grammar), reader))
+        let Some(grammar) = answer.checked_grammar(compiler).map_err(invalid)? else { return Ok((None, reader)) };
+        if !grammar.dropped.is_empty() {
+            tracing::info!("schemas of tools are held to but for this: {}", grammar.dropped.join("; "));
+        }
+        Ok((Some(grammar.text), reader))
     }
 
     /// Calls as the grammar knows them, and whether there is one at most.
@@ -178,6 +180,7 @@ fn wire_form(form: Option<v1::StructuredOutput>) -> Result<Option<Form>, Generat
     match form.form {
         Some(WireForm::JsonObject(true)) => Ok(Some(Form::JsonObject)),
         Some(WireForm::JsonSchema(schema)) => Ok(Some(Form::JsonSchema(schema))),
+        Some(WireForm::StrictJsonSchema(schema)) => Ok(Some(Form::StrictJsonSchema(schema))),
         Some(WireForm::Regex(regex)) => Ok(Some(Form::Regex(regex))),
         Some(WireForm::Grammar(grammar)) => Ok(Some(Form::Lark(grammar))),
         Some(WireForm::Choices(choices)) => Ok(Some(Form::Choices(choices.texts))),
@@ -244,7 +247,12 @@ mod tests {
         assert_eq!(new(&mut [weather()], choice(Choice::Name("f".into()))), "tool_choice: there is no tool 'f'");
         let form = v1::StructuredOutput { form: Some(WireForm::JsonSchema("{\"type\": \"colour\"}".into())) };
         let form = AnswerForm::new(Some(form)).unwrap();
-        assert!(resolved(form).unwrap_err().starts_with("structured_output: "));
+        assert!(resolved(form).unwrap_err().starts_with("structured_output: the schema at #/type: "));
+        let mut tools = [weather()];
+        tools[0]["function"]["parameters"]["properties"] = json!({"a": {"pattern": "(?<=a)b"}});
+        let form = with_tools(&mut tools, None, &[]).unwrap();
+        let error = resolved(form).unwrap_err();
+        assert!(error.starts_with("tools: the parameters of 'weather' at #/properties/a/pattern: "), "{error}");
         let empty = AnswerForm::new(Some(v1::StructuredOutput::default()));
         assert_eq!(empty.unwrap_err().to_string(), "structured_output: it has no form");
     }

@@ -25,8 +25,7 @@ objects! {
         #[serde(default, rename = "description")]
         _description: Ignored,
         schema: Option<Schema>,
-        #[serde(default, rename = "strict")]
-        _strict: Ignored,
+        strict: Option<bool>,
     }
 
     /// vLLM's: one of these.
@@ -63,11 +62,11 @@ impl ResponseFormat {
         let form = match (self.r#type.as_str(), &self.json_schema) {
             ("text", None) => None,
             ("json_object", None) => Some(Form::JsonObject(true)),
-            ("json_schema", Some(JsonSchema { name, schema, .. })) => {
+            ("json_schema", Some(JsonSchema { name, schema, strict, .. })) => {
                 check_name("response_format.json_schema.name", name, 64)?;
                 let missing = || BadRequest::missing("response_format.json_schema.schema");
                 let JsonObject(schema) = schema.as_ref().ok_or_else(missing)?;
-                Some(Form::JsonSchema(schema.get().to_owned()))
+                Some(json_schema(schema.get(), *strict))
             }
             ("json_schema", None) => return Err(BadRequest::missing("response_format.json_schema")),
             ("text" | "json_object", Some(_)) => {
@@ -82,6 +81,12 @@ impl ResponseFormat {
         BadRequest::stray(&self.stray).map_err(|bad| bad.inside("response_format"))?;
         Ok(form)
     }
+}
+
+/// A schema as the wire has it.
+pub(crate) fn json_schema(schema: &str, strict: Option<bool>) -> Form {
+    let form = if strict == Some(true) { Form::StrictJsonSchema } else { Form::JsonSchema };
+    form(schema.to_owned())
 }
 
 impl StructuredOutputs {

@@ -22,7 +22,7 @@ use crate::error::{BadRequest, FieldNames, Inside, Wording};
 use crate::field::{
     AtMost, Entries, Ignored, JsonObject, LeftOut, Refused, Stray, TextOr, count, cut, objects, only_false, or_default,
 };
-use crate::format::Schema;
+use crate::format::{Schema, json_schema};
 use crate::tools::{MAX_TOOLS, ToolChoice, check_name};
 use crate::warnings::{Warnings, warn_object};
 
@@ -442,7 +442,7 @@ impl Format {
         let form = match self {
             Self::Text => return None,
             Self::JsonObject => Form::JsonObject(true),
-            Self::JsonSchema { schema, .. } => Form::JsonSchema(schema.get().to_owned()),
+            Self::JsonSchema { schema, strict, .. } => json_schema(schema.get(), *strict),
         };
         Some(v1::StructuredOutput { form: Some(form) })
     }

@@ -1,12 +1,14 @@
 //! What a whole answer may be: thoughts, then text, a form, or calls of tools, with the marks that
 //! the model writes between them.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
 use baton_text::{OutputFormat, ReasoningMarks, Tokenizer, ToolCallFormat};
 use serde_json::{Map, Value};
 
-use crate::form::{json_rule, lark_string};
+use crate::form::{THE_SCHEMA, json_rule, lark_string};
+use crate::schema::{Demand, Problem};
 use crate::{Form, GrammarError};
 
 /// A tool that an answer may ask for.
@@ -16,9 +18,20 @@ pub struct Tool {
     pub name: String,
     /// JSON schema of its arguments, an object.
     pub parameters: Map<String, Value>,
-    /// Whether a schema that cannot be held to is an error. Otherwise what it says beyond is left
-    /// to the model.
+    /// Whether a schema that cannot be held to is an error, and its objects have no properties but
+    /// those it names. Otherwise what it says beyond is left to the model.
     pub is_strict: bool,
+}
+
+impl Tool {
+    fn demand(&self) -> Demand {
+        if self.is_strict { Demand::Strict } else { Demand::Lenient }
+    }
+
+    /// What errors call the schema.
+    fn schema_name(&self) -> String {
+        format!("the parameters of '{}'", self.name)
+    }
 }
 
 /// Which calls of tools an answer has.
@@ -61,6 +74,27 @@ pub struct Answer<'a> {
     pub one_call: bool,
 }
 
+/// Places of tools' schemas of which only the types are left, by the tool's name.
+pub(crate) type Loosened = HashMap<String, HashSet<String>>;
+/// Writes the rule of a tool's arguments.
+type ToolRule<'r> = &'r mut dyn FnMut(&Tool) -> Result<String, GrammarError>;
+
+/// A schema that a grammar has.
+pub(crate) struct AnswerSchema {
+    /// What errors call it.
+    pub(crate) name: String,
+    /// The tool whose it is; empty for the schema of the answer.
+    pub(crate) tool: String,
+    pub(crate) schema: Value,
+    pub(crate) demand: Demand,
+}
+
+impl AnswerSchema {
+    pub(crate) fn error(&self, pointer: String, what: String) -> GrammarError {
+        Problem { pointer, what }.of(&self.name)
+    }
+}
+
 /// White space that models write after marks.
 const SPACE: &str = r"/[ \t\n\r]{0,8}/";
 /// Any text.
@@ -73,12 +107,51 @@ impl Answer<'_> {
     /// # Errors
     /// The form is none, or the model has no way to ask for tools.
     pub fn grammar(&self) -> Result<Option<String>, GrammarError> {
+        Ok(self.written(&HashMap::new())?.map(|(grammar, _)| grammar))
+    }
+
+    /// The grammar, and what was left out of the schemas of its tools; of their places that are
+    /// loosened, by the tool's name, only the types are left.
+    pub(crate) fn written(&self, loosened: &Loosened) -> Result<Option<(String, Vec<String>)>, GrammarError> {
+        let mut written = Vec::new();
+        let grammar = self.grammar_with(&mut |tool| {
+            let none = HashSet::new();
+            let loosened = loosened.get(&tool.name).unwrap_or(&none);
+            let parameters = Value::Object(tool.parameters.clone());
+            let rule = json_rule(&parameters, "", tool.demand(), loosened);
+            let (rule, dropped) = rule.map_err(|problem| problem.of(&tool.schema_name()))?;
+            written.extend(dropped.iter().map(|problem| format!("{} {problem}", tool.schema_name())));
+            Ok(rule)
+        })?;
+        Ok(grammar.map(|grammar| (grammar, written)))
+    }
+
+    /// The schemas of the grammar: what errors call each, and the tool of each that has one.
+    pub(crate) fn schemas(&self) -> Result<Vec<AnswerSchema>, GrammarError> {
+        let mut schemas = Vec::new();
+        if let (Calls::None | Calls::May(_), Some(form)) = (&self.calls, &self.form) {
+            let schema = form.schema()?;
+            let name = THE_SCHEMA.to_owned();
+            schemas.extend(schema.map(|(schema, demand)| AnswerSchema { name, tool: String::new(), schema, demand }));
+        }
+        if let Calls::Must(tools) | Calls::May(tools) = &self.calls {
+            schemas.extend(tools.iter().map(|tool| AnswerSchema {
+                name: tool.schema_name(),
+                tool: tool.name.clone(),
+                schema: Value::Object(tool.parameters.clone()),
+                demand: tool.demand(),
+            }));
+        }
+        Ok(schemas)
+    }
+
+    fn grammar_with(&self, arguments: ToolRule<'_>) -> Result<Option<String>, GrammarError> {
         let (body, rules) = match (&self.calls, &self.form) {
             (Calls::None, None) => return Ok(None),
             (Calls::None, Some(_)) => ("answer".to_owned(), String::new()),
-            (Calls::Must(tools), _) => ("calls".to_owned(), self.calls(tools)?),
-            (Calls::May(tools), Some(_)) => ("calls | answer".to_owned(), self.calls(tools)?),
-            (Calls::May(tools), None) => self.calls_or_text(tools)?,
+            (Calls::Must(tools), _) => ("calls".to_owned(), self.calls(tools, arguments)?),
+            (Calls::May(tools), Some(_)) => ("calls | answer".to_owned(), self.calls(tools, arguments)?),
+            (Calls::May(tools), None) => self.calls_or_text(tools, arguments)?,
         };
         let mut grammar = match self.format.reasoning().filter(|_| self.thoughts != Thoughts::Over) {
             None => format!("start: {body}\n"),
@@ -121,12 +194,12 @@ impl Answer<'_> {
     }
 
     /// Rules of `calls`: one call or more, with the marks around them.
-    fn calls(&self, tools: &[Tool]) -> Result<String, GrammarError> {
+    fn calls(&self, tools: &[Tool], arguments: ToolRule<'_>) -> Result<String, GrammarError> {
         let format = self.format_of_calls()?;
         let opening = format.opening_mark().map(|mark| self.mark(mark)).unwrap_or_default();
         let (calls, call) = self.rules_of_calls(format);
         let mut rules = format!("calls: {opening} {calls}\n{call}");
-        self.write_tools(format, tools, &mut rules)?;
+        self.write_tools(format, tools, arguments, &mut rules)?;
         Ok(rules)
     }
 
@@ -158,9 +231,9 @@ impl Answer<'_> {
     }
 
     /// The rule of the body and further rules: any text, and calls after it.
-    fn calls_or_text(&self, tools: &[Tool]) -> Result<(String, String), GrammarError> {
+    fn calls_or_text(&self, tools: &[Tool], arguments: ToolRule<'_>) -> Result<(String, String), GrammarError> {
         let format = self.format_of_calls()?;
-        let calls = self.calls(tools)?;
+        let calls = self.calls(tools, arguments)?;
         let Some(mark) = format.opening_mark() else {
             // An answer that begins like a call is one.
             return Ok((
@@ -174,7 +247,7 @@ impl Answer<'_> {
         // A mark that is text ends the text before it.
         let (after_mark, rules) = self.rules_of_calls(format);
         let mut rules = format!("{}called: {after_mark}\n{rules}", self.up_to("before", mark));
-        self.write_tools(format, tools, &mut rules)?;
+        self.write_tools(format, tools, arguments, &mut rules)?;
         // Marks have no other characters that say something in a regular expression.
         let escaped = mark.replace('[', "\\[").replace(']', "\\]").replace('|', "\\|");
         let _ = writeln!(rules, "text: TEXT\nTEXT: {TEXT} & ~/(.|\\n)*{escaped}(.|\\n)*/");
@@ -182,20 +255,27 @@ impl Answer<'_> {
     }
 
     /// Rules of `tool`: the name and arguments of one of them.
-    fn write_tools(&self, format: ToolCallFormat, tools: &[Tool], rules: &mut String) -> Result<(), GrammarError> {
+    fn write_tools(
+        &self,
+        format: ToolCallFormat,
+        tools: &[Tool],
+        arguments: ToolRule<'_>,
+        rules: &mut String,
+    ) -> Result<(), GrammarError> {
         if tools.is_empty() {
             return Err(GrammarError::Invalid("there is no tool".to_owned()));
         }
         let names: Vec<_> = (0..tools.len()).map(|index| format!("tool_{index}")).collect();
         let _ = writeln!(rules, "tool: {}", names.join(" | "));
         let field = if format == ToolCallFormat::Llama3 { "parameters" } else { "arguments" };
-        for (index, Tool { name, parameters, is_strict }) in tools.iter().enumerate() {
+        for (index, tool) in tools.iter().enumerate() {
+            let name = &tool.name;
             let (before, after) = if self.format.names_tools_first() {
                 (format!("{} {}", lark_string(name), self.mark("[ARGS]")), "")
             } else {
                 (lark_string(&format!("{{\"name\": {}, \"{field}\": ", Value::from(name.as_str()))), "\"}\"")
             };
-            let arguments = json_rule(Value::Object(parameters.clone()), !is_strict)?;
+            let arguments = arguments(tool)?;
             let _ = writeln!(rules, "tool_{index}: {before} arguments_{index} {after}\narguments_{index}: {arguments}");
         }
         Ok(())

@@ -1,16 +1,18 @@
 //! Forms of an answer, as grammars.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::GrammarError;
+use crate::schema::{Demand, Problem, Translated, translated};
 
 /// White space between two tokens of JSON: a space, or a new line and its indentation. Without a
 /// bound a model can write spaces for ever.
 const WHITE_SPACE: &str = r"( |\n[ \t]{0,16})";
-/// Largest common multiple of the values of `multipleOf`.
-const MOST_REMAINDERS: u64 = 10_000;
+/// What errors call the schema of an answer.
+pub(crate) const THE_SCHEMA: &str = "the schema";
 /// Name of a client's grammar.
 const OWN_GRAMMAR: &str = "form";
 /// Fields of a schema that speak to the library and not of the answer.
@@ -21,8 +23,10 @@ const OPTIONS: &str = "x-guidance";
 pub enum Form {
     /// A JSON object.
     JsonObject,
-    /// JSON of a schema.
+    /// JSON of a schema. Formats that are not known say nothing.
     JsonSchema(String),
+    /// JSON of a schema whose formats are known. Objects have no properties but those it names.
+    StrictJsonSchema(String),
     /// A text that the whole regular expression matches.
     Regex(String),
     /// A grammar in llguidance's dialect of Lark; its rule `start`.
@@ -39,8 +43,12 @@ impl Form {
     /// A schema is no JSON object or boolean, a regular expression or a list of choices is empty.
     pub fn rule(&self) -> Result<String, GrammarError> {
         match self {
-            Self::JsonObject => json_rule(json!({ "type": "object" }), false),
-            Self::JsonSchema(schema) => schema_rule(schema),
+            Self::JsonObject => Ok(library_rule(json!({ "type": "object" }), false)),
+            Self::JsonSchema(_) | Self::StrictJsonSchema(_) => {
+                let (schema, demand) = self.schema()?.unwrap_or((Value::Bool(true), Demand::Plain));
+                let rule = json_rule(&schema, "", demand, &HashSet::new());
+                rule.map(|(rule, _)| rule).map_err(|problem| problem.of(THE_SCHEMA))
+            }
             Self::Regex(regex) if whole(regex).is_empty() => {
                 Err(GrammarError::Invalid("the regex is empty".to_owned()))
             }
@@ -58,6 +66,21 @@ impl Form {
         }
     }
 
+    /// The schema, and how exactly it is to be held to.
+    pub(crate) fn schema(&self) -> Result<Option<(Value, Demand)>, GrammarError> {
+        let (text, demand) = match self {
+            Self::JsonSchema(text) => (text, Demand::Plain),
+            Self::StrictJsonSchema(text) => (text, Demand::Strict),
+            _ => return Ok(None),
+        };
+        let invalid = |problem: String| GrammarError::Invalid(format!("{THE_SCHEMA} {problem}"));
+        match serde_json::from_str(text) {
+            Ok(schema @ (Value::Object(_) | Value::Bool(_))) => Ok(Some((schema, demand))),
+            Ok(_) => Err(invalid("is no JSON object".to_owned())),
+            Err(error) => Err(invalid(format!("is no JSON: {error}"))),
+        }
+    }
+
     /// A grammar with [`Self::rule`] in it, and what that needs beside it. A client's grammar stays
     /// one of its own: in the other one a brace could end it, and errors would name other lines.
     pub fn beside(&self, grammar: String) -> String {
@@ -66,67 +89,23 @@ impl Form {
     }
 }
 
-/// JSON of a schema as a rule.
-fn schema_rule(schema: &str) -> Result<String, GrammarError> {
-    let invalid = |problem: String| GrammarError::Invalid(format!("the schema {problem}"));
-    match serde_json::from_str(schema) {
-        Ok(Value::Object(schema)) => json_rule(Value::Object(schema), false),
-        // Any JSON.
-        Ok(Value::Bool(true)) => json_rule(Value::Object(Map::new()), false),
-        Ok(_) => Err(invalid("is no JSON object".to_owned())),
-        Err(error) => Err(invalid(format!("is no JSON: {error}"))),
-    }
+/// JSON of a schema as a rule, with what was left out of the schema.
+pub(crate) fn json_rule(
+    schema: &Value,
+    pointer: &str,
+    demand: Demand,
+    loosened: &HashSet<String>,
+) -> Result<(String, Vec<Problem>), Problem> {
+    let Translated { schema, dropped } = translated(schema, pointer, demand, loosened)?;
+    Ok((library_rule(schema, demand == Demand::Lenient), dropped))
 }
 
 /// `lenient`: what the library does not know of a schema is left out, and not an error.
-pub(crate) fn json_rule(mut schema: Value, lenient: bool) -> Result<String, GrammarError> {
-    check_multiples(&schema)?;
+fn library_rule(mut schema: Value, lenient: bool) -> String {
     if let Value::Object(fields) = &mut schema {
         fields.insert(OPTIONS.to_owned(), json!({ "whitespace_pattern": WHITE_SPACE, "lenient": lenient }));
     }
-    Ok(format!("%json {schema}"))
-}
-
-/// The library has a state for each remainder, and for several at once, for each remainder by their
-/// least common multiple. A million takes half a minute.
-fn check_multiples(schema: &Value) -> Result<(), GrammarError> {
-    let mut common = 1;
-    let mut left = vec![schema];
-    while let Some(value) = left.pop() {
-        match value {
-            Value::Array(items) => left.extend(items),
-            Value::Object(fields) => {
-                if let Some(divisor) = fields.get("multipleOf").and_then(Value::as_number) {
-                    common = least_common_multiple(common, coefficient(&divisor.to_string()));
-                }
-                left.extend(fields.values());
-            }
-            _ => {}
-        }
-    }
-    if common <= MOST_REMAINDERS {
-        return Ok(());
-    }
-    Err(GrammarError::Invalid(format!(
-        "the values of multipleOf have a common multiple of more than {MOST_REMAINDERS}, without their decimal point"
-    )))
-}
-
-/// The digits of a number as a whole number: 125 of 1.25.
-fn coefficient(number: &str) -> u64 {
-    let digits: String = number.chars().take_while(|c| !matches!(c, 'e' | 'E')).filter(char::is_ascii_digit).collect();
-    // What is written with an exponent may have many more.
-    let is_plain = !number.contains(['e', 'E']);
-    digits.parse().ok().filter(|_| is_plain).unwrap_or(u64::MAX)
-}
-
-fn least_common_multiple(a: u64, b: u64) -> u64 {
-    let mut divisor = a;
-    let mut rest = b;
-    while rest != 0 {
-        (divisor, rest) = (rest, divisor % rest);
-    }
-    (a / divisor.max(1)).saturating_mul(b)
+    format!("%json {schema}")
 }
 
 /// A text as a literal of Lark.

@@ -17,12 +17,15 @@ mod answer;
 mod compiler;
 mod form;
 mod matcher;
+mod place;
 mod problem;
+mod schema;
 
 pub use answer::{Answer, Calls, Thoughts, Tool};
 pub use compiler::GrammarCompiler;
 pub use form::Form;
 pub use matcher::{Mask, Matcher};
+pub use place::CheckedGrammar;
 
 use baton_types::MAX_GRAMMAR_BYTES;
 

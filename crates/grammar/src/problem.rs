@@ -3,8 +3,10 @@
 /// Longest problem, characters.
 const MAX_CHARS: usize = 512;
 /// Parts of what the library says, and what that means to a client.
-const MEANINGS: [(&str, &str); 9] = [
+const MEANINGS: [(&str, &str); 11] = [
+    ("Unsatisfiable schema", "no value has this form"),
     ("NoExtensionBias", "no text has this form"),
+    ("lookarounds not supported", r"\b, and ends of the text in mid-regex, are not supported"),
     ("too big", TOO_COMPLEX),
     ("schema too large", TOO_COMPLEX),
     ("fuel exhausted", TOO_COMPLEX),

@@ -373,7 +373,9 @@ fn response_format_and_structured_outputs_become_a_form() {
     assert_eq!(of("response_format", json!({"type": "json_object"})), Some(Form::JsonObject(true)));
     let schema =
         json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}, "strict": true}});
-    assert_eq!(of("response_format", schema), Some(Form::JsonSchema(r#"{"type":"object"}"#.into())));
+    assert_eq!(of("response_format", schema), Some(Form::StrictJsonSchema(r#"{"type":"object"}"#.into())));
+    let schema = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "strict": false}});
+    assert_eq!(of("response_format", schema), Some(Form::JsonSchema("{}".into())));
     assert_eq!(of("structured_outputs", json!({"json": {"a": 1}})), Some(Form::JsonSchema(r#"{"a":1}"#.into())));
     assert_eq!(of("structured_outputs", json!({"json": "{\"a\": 1}"})), Some(Form::JsonSchema(r#"{"a": 1}"#.into())));
     assert_eq!(of("structured_outputs", json!({"json": true})), Some(Form::JsonSchema("true".into())), "any JSON");

@@ -43,7 +43,7 @@ fn responses_body_becomes_a_request() {
         (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.logprobs),
         (Some(0.5), Some(0.25), Some(5), Some(2))
     );
-    assert_eq!(form(&call), Some(Form::JsonSchema(r#"{"a":1}"#.into())));
+    assert_eq!(form(&call), Some(Form::StrictJsonSchema(r#"{"a":1}"#.into())));
     let prompt = prompt(&call);
     let messages: Vec<_> = prompt.messages.iter().map(|message| (&*message.role, &*message.content)).collect();
     assert_eq!(messages, [("system", "be brief"), ("user", "x")]);
