@@ -34,6 +34,15 @@ if [[ -z ${BATON_FIXTURES-} ]]; then
 elif [[ -z ${BATON_TEST_LONG-} ]]; then
   without 'binary(=real_traces)' "takes four minutes; the same claims run on small traces: make test-long"
 fi
+if [[ -n ${BATON_TEST_LONG-}${BATON_TEMPLATES-} ]]; then
+  BATON_TEMPLATES=${BATON_TEMPLATES:-$(scripts/compare-templates.sh)} && status=0 || status=$?
+  # CI must have them.
+  [[ $status == 0 || ( $status == 77 && ${CI-} != true ) ]] || exit 1
+  export BATON_TEMPLATES
+  [[ $status == 0 ]] || without 'test(=given_chat_templates_render_as_in_jinja2)' "the packages with chat templates cannot be had (the reason is above)"
+else
+  without 'test(=given_chat_templates_render_as_in_jinja2)' "needs packages of 200 MB with chat templates: make test-long"
+fi
 [[ $(id -u) == 0 ]] || without 'test(=ssd_tier::full_ssd_costs_cache_hits_and_fails_no_request)' "needs root, to mount a small file system"
 unshare -n ip link add x type veth peer name y 2>/dev/null ||
   without 'test(/^(chaos::(nodes_are_cut_off|etcd_conductors_are_cut_off|ten_minutes)|docs::chaos)/)' "needs root and iproute2, to make network namespaces"

@@ -127,7 +127,9 @@ fn frontend(
     metrics: Metrics,
 ) -> anyhow::Result<Frontend> {
     let settings = &loaded.settings;
-    let model = text_model(settings)?;
+    let model = text_model(settings, Arc::clone(&clock))?;
+    let warnings = model.template.iter().flat_map(ChatTemplate::warnings);
+    warnings.for_each(|warning| tracing::warn!(warning, "the chat template fails for some conversations"));
     let rules = Rules::new(settings)?;
     let settings = RunTimeSettings::new(loaded.clone(), etcd, Arc::clone(&clock));
     let id = ConductorId(random_u64());
@@ -155,7 +157,7 @@ fn given_template(settings: &Settings, tokenizer: &Tokenizer) -> anyhow::Result<
     Ok(Some(ChatTemplate::from_source(&source, tokenizer).map_err(|error| bad(error_chain(&error)))?))
 }
 
-fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
+fn text_model(settings: &Settings, clock: Arc<dyn Clock>) -> anyhow::Result<TextModel> {
     let max_prompt_bytes = settings.max_prompt_bytes;
     let named = |name: String| settings.model_name.clone().unwrap_or(name);
     if settings.engine == "mock" {
@@ -171,6 +173,7 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
             grammars,
             max_prompt_bytes,
             longest_token,
+            clock,
         });
     }
     if settings.engine != "cpu" {
@@ -191,7 +194,7 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
     let grammars = GrammarCompiler::new(&tokenizer).map_err(|error| bad(format!("{}: {error}", path.display())))?;
     let name = named(model_name(path));
     let longest_token = tokenizer.longest_token();
-    Ok(TextModel { name, tokenizer, template, grammars, max_prompt_bytes, longest_token })
+    Ok(TextModel { name, tokenizer, template, grammars, max_prompt_bytes, longest_token, clock })
 }
 
 /// Folds histograms and lets the cluster notice what did not happen.
