@@ -22,7 +22,7 @@ use crate::output::OutputFormat;
 use crate::render_failure::{RenderFailure, describe};
 use crate::special::without;
 use crate::template_probe;
-use crate::template_source;
+use crate::template_source::{self, MAX_FILTERS};
 use crate::tokenizer::Tokenizer;
 
 /// The template of the mock engine's model, in the manner of ChatML.
@@ -274,6 +274,10 @@ fn about(name: &str, problem: &str) -> String {
 fn add_template(environment: &mut Environment<'_>, name: &'static str, source: &str) -> Result<(), String> {
     if source.len() > MAX_SOURCE_BYTES {
         return Err(format!("{} bytes, but at most {MAX_SOURCE_BYTES} are taken", source.len()));
+    }
+    let filters = template_source::longest_chain(source);
+    if filters > MAX_FILTERS {
+        return Err(format!("{filters} filters in one tag, but at most {MAX_FILTERS} are taken"));
     }
     without_panic(|| environment.add_template_owned(name, template_source::rewritten(source)))
         .map_err(|error| describe(&error))

@@ -8,9 +8,9 @@ use minijinja::{Environment, Error, ErrorKind, Output, State, context, escape_fo
 use minijinja_contrib::{filters as more_filters, globals};
 
 use crate::python_methods::{self, by_name, charge, named};
-use crate::python_repr::{repr, shown};
+use crate::python_repr::{MAX_LEVELS, check_levels, repr, shown};
 use crate::python_text::{self, is_space};
-use crate::template_source::{ITEMS, MODULO, NAMED, PLUS, VARIADIC};
+use crate::template_source::{ITEMS, MODULO, NAMED, PLUS, STORED, VARIADIC};
 use crate::tojson::tojson;
 
 /// The engine's own filter `format`.
@@ -42,6 +42,8 @@ pub(crate) fn add(environment: &mut Environment<'_>) {
     environment.add_filter("string", string);
     environment.add_filter(PRINTF, filters::format);
     environment.add_filter(ITEMS, loop_items);
+    environment.add_filter(STORED, stored);
+    environment.add_filter("pprint", pretty);
     environment.add_filter(MODULO, modulo);
     environment.add_filter(PLUS, plus);
     environment.add_test("callable", is_callable);
@@ -92,9 +94,20 @@ fn string(state: &State, value: Value) -> Result<Value, Error> {
     if value.kind() == ValueKind::String { Ok(value) } else { shown(state, &value).map(Value::from) }
 }
 
+/// What a variable gets.
+fn stored(state: &State, value: Value) -> Result<Value, Error> {
+    check_levels(state, &value, MAX_LEVELS)?;
+    Ok(value)
+}
+
 /// What a loop goes through: Python refuses none, and the engine takes it for an empty list.
-fn loop_items(value: Value) -> Result<Value, Error> {
-    if value.is_none() { Err(invalid("'None' is not iterable")) } else { Ok(value) }
+fn loop_items(state: &State, value: Value) -> Result<Value, Error> {
+    if value.is_none() { Err(invalid("'None' is not iterable")) } else { stored(state, value) }
+}
+
+/// On one line, as Python writes short values. The engine's own takes hours for deep ones.
+fn pretty(state: &State, value: &Value) -> Result<String, Error> {
+    repr(state, value)
 }
 
 /// Functions and macros; so is what is not defined, in Python.

@@ -49,6 +49,21 @@ fn write(state: &State, value: &Value, levels: usize, out: &mut String) -> Resul
     Ok(())
 }
 
+/// Fails if the value has more levels than are written.
+pub(crate) fn check_levels(state: &State, value: &Value, levels: usize) -> Result<(), Error> {
+    let kind = value.kind();
+    if !matches!(kind, ValueKind::Seq | ValueKind::Map) {
+        return Ok(());
+    }
+    let Some(inner) = levels.checked_sub(1) else { return Err(too_deep()) };
+    state.consume_fuel(1 + value.len().unwrap_or(0) as u64 / 16)?;
+    let mut items = value.try_iter()?;
+    if kind == ValueKind::Seq {
+        return items.try_for_each(|item| check_levels(state, &item, inner));
+    }
+    items.try_for_each(|key| check_levels(state, &value.get_item(&key)?, inner))
+}
+
 pub(crate) fn too_deep() -> Error {
     Error::new(ErrorKind::InvalidOperation, format!("a value has more than {MAX_LEVELS} levels"))
 }

@@ -10,6 +10,10 @@ pub(crate) const MODULO: &str = "__modulo";
 pub(crate) const PLUS: &str = "__plus";
 /// Filter of what a loop goes through.
 pub(crate) const ITEMS: &str = "__items";
+/// Filter of what a variable gets.
+pub(crate) const STORED: &str = "__stored";
+/// Most filters in one tag: each may put a list into another.
+pub(crate) const MAX_FILTERS: usize = 1024;
 /// End of the other name that a macro gets.
 pub(crate) const NAMED: &str = "__named";
 /// Function that makes a macro take any arguments.
@@ -43,6 +47,7 @@ pub(crate) fn rewritten(source: &str) -> String {
         operators(source, tag, has_safe, &mut edits);
         tuple(source, tag, &mut edits);
         raw(source, tag, &mut edits);
+        stored(source, tag, &mut edits);
     }
     variadic(source, &tags, &mut edits);
     applied(source, edits)
@@ -391,6 +396,36 @@ fn outside_brackets(tokens: &[Token], from: usize) -> impl Iterator<Item = usize
     iter::successors(Some(from), next).take_while(|&index| index < tokens.len())
 }
 
+/// What is kept in a variable, or given to a macro, has no more levels than can be gone through by
+/// recursion: a loop could put a list into another a million times.
+fn stored(source: &str, tag: &Tag, edits: &mut Vec<Edit>) {
+    let tokens = &tag.tokens;
+    let name = tag.name(source);
+    if let ("macro", [_, _, parameters @ .., _]) = (name, &tokens[..]) {
+        let closer = &source[tag.closer.clone()];
+        let checks = parameter_names(source, parameters).into_iter();
+        let text = checks.map(|name| format!("{{% set {name} = {name}|{STORED} {closer}")).collect::<String>();
+        edits.push(Edit { at: tag.closer.end, bytes: 0, text: text.into() });
+    }
+    if name != "set" && name != "with" {
+        return;
+    }
+    for sign in outside_brackets(tokens, 0).filter(|&index| tokens[index].is(source, "=")) {
+        let ends_value = |&index: &usize| name == "with" && tokens[index].is(source, ",");
+        let end = outside_brackets(tokens, sign + 1).find(ends_value).unwrap_or(tokens.len());
+        if sign + 1 < end {
+            edits.push(Edit { at: tokens[sign + 1].start, bytes: 0, text: "(".into() });
+            edits.push(Edit { at: tokens[end - 1].end, bytes: 0, text: format!(")|{STORED}").into() });
+        }
+    }
+}
+
+/// The most filters that a tag has.
+pub(crate) fn longest_chain(source: &str) -> usize {
+    let filters = |tag: &Tag| tag.tokens.iter().filter(|token| token.is(source, "|")).count();
+    tags(source).iter().map(filters).max().unwrap_or(0)
+}
+
 /// The end of a line after `{% raw %}` stays.
 fn raw(source: &str, tag: &Tag, edits: &mut Vec<Edit>) {
     let is_plain = source[tag.closer.clone()].starts_with('%');
@@ -474,7 +509,7 @@ mod tests {
             ("{% if i.x[0] % 2 == 0 %}{% endif %}", "{% if (i.x[0] )|__modulo( 2) == 0 %}{% endif %}"),
             (
                 "{%- set x = f(1 % 2, '%}') % (a, b) -%}",
-                "{%- set x = (f((1 )|__modulo( 2), '%}') )|__modulo( (a, b)) -%}",
+                "{%- set x = ((f((1 )|__modulo( 2), '%}') )|__modulo( (a, b)))|__stored -%}",
             ),
             ("{{ x if not a % b is none else c }}", "{{ x if not (a )|__modulo( b is none) else c }}"),
             (
@@ -496,6 +531,22 @@ mod tests {
             ("{{ a|safe + b * c ~ d + e }}", "{{ ((a|safe )|__plus( b * c ~ d) )|__plus( e) }}"),
             ("{{ a|e+b%c+d }}", "{{ ((a|e)|__plus((b)|__modulo(c)))|__plus(d) }}"),
             ("{{ x == a|e - 1 + b if y }}", "{{ x == (a|e - 1 )|__plus( b) if y }}"),
+        ];
+        for (source, expected) in cases {
+            assert_eq!(rewritten(source), expected, "{source}");
+        }
+    }
+
+    #[test]
+    fn tuples_get_brackets_and_stored_values_a_check() {
+        let cases = [
+            ("{{ a, b }}{{ (a, b) }}", "{{ (a, b) }}{{ (a, b) }}"),
+            ("{% for x in 1, 2 if x %}", "{% for x in (1, 2)|__items if x %}"),
+            ("{% for a, (b, c) in d recursive %}", "{% for a, (b, c) in (d)|__items recursive %}"),
+            ("{% set a, b = 1, f(c=2) %}", "{% set a, b = (1, f(c=2))|__stored %}"),
+            ("{% with a = 1, b = (2, 3) %}", "{% with a = (1)|__stored, b = ((2, 3))|__stored %}"),
+            ("{% for %}{% for x in %}{% set %}{% set = %}", "{% for %}{% for x in %}{% set %}{% set = %}"),
+            ("{% raw %}\n{% endraw %}{{ +1 - +2 }}", "{% raw +%}\n{% endraw %}{{ 1 - 2 }}"),
         ];
         for (source, expected) in cases {
             assert_eq!(rewritten(source), expected, "{source}");
@@ -526,9 +577,9 @@ mod tests {
     #[test]
     fn macro_that_speaks_of_varargs_takes_any_arguments() {
         let source = "{% macro f(a, b=[1, c]) -%}{{ varargs }}{%- endmacro -%} x";
-        let expected = "{% macro f__named(a, b=[1, c], varargs=(), kwargs={}) -%}{{ varargs }}{%- endmacro -%}{% set f = __variadic(f__named, [\"a\", \"b\"]) -%} x";
+        let expected = "{% macro f__named(a, b=[1, c], varargs=(), kwargs={}) -%}{% set a = a|__stored -%}{% set b = b|__stored -%}{{ varargs }}{%- endmacro -%}{% set f = __variadic(f__named, [\"a\", \"b\"]) -%} x";
         assert_eq!(rewritten(source), expected);
-        let plain = "{% macro f(a) %}{{ a }}{% endmacro %}{{ kwargs }}";
+        let plain = "{% macro f() %}{{ a }}{% endmacro %}{{ kwargs }}";
         assert_eq!(rewritten(plain), plain);
     }
 

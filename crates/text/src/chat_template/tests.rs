@@ -249,6 +249,13 @@ fn hostile_chat_template_ends_with_an_error() {
             "{% set ns = namespace(x=['x']) %}{% for i in range(60) %}{% set ns.x = (ns.x + ns.x) | list %}{% endfor %}",
             "instructions",
         ),
+        (
+            "{% set ns = namespace(x=[]) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
+            "256 levels",
+        ),
+        ("{% macro f(x) %}{{ f([[[[[[[[[x]]]]]]]]]) }}{% endmacro %}{{ f([]) }}", "256 levels"),
+        (&"{% set x = [x] %}".repeat(10_000), "256 levels"),
+        (&format!("{{{{ []{} }}}}", "|batch(1)|list".repeat(15_000)), "30000 filters"),
         ("{% include 'etc/passwd' %}", "non-existing"),
         ("{{ messages.__class__.__mro__ }}", "fails on them"),
     ];
