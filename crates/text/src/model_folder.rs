@@ -41,18 +41,57 @@ pub(crate) fn parts(folder: &Path) -> Result<Parts, TextError> {
     Ok(parts)
 }
 
-/// The source of the chat template: a file of its own, or a field of `tokenizer_config.json`, which
-/// may be a list of named templates.
-pub(crate) fn chat_template(folder: &Path) -> Result<Option<String>, TextError> {
-    if let Some(bytes) = read(folder, "chat_template.jinja")? {
-        let not_text = |_| file_error(&folder.join("chat_template.jinja"), "no UTF-8");
-        return String::from_utf8(bytes).map(Some).map_err(not_text);
+/// The sources of the chat templates by their names, as Hugging Face reads them. Files of their own
+/// go before the field of `tokenizer_config.json`, which is a text or a list. The file of a
+/// processor comes last.
+pub(crate) fn chat_templates(folder: &Path) -> Result<Vec<(String, String)>, TextError> {
+    let mut templates = Vec::new();
+    if let Some(source) = text(folder, "chat_template.jinja")? {
+        templates.push(("default".to_owned(), source));
     }
-    let config = json(folder, "tokenizer_config.json")?;
-    let template = &config["chat_template"];
-    let default = template.as_array().and_then(|list| list.iter().find(|entry| entry["name"] == "default"));
-    let template = default.map_or(template, |entry| &entry["template"]);
-    Ok(template.as_str().map(ToOwned::to_owned))
+    let more = folder.join("additional_chat_templates");
+    if let Some(source) = text(&more, "tool_use.jinja")? {
+        templates.push(("tool_use".to_owned(), source));
+    }
+    for file in ["tokenizer_config.json", "chat_template.json"] {
+        if !templates.iter().any(|(name, _)| name == "default") {
+            let given = json(folder, file)?;
+            templates.extend(listed(&given["chat_template"]));
+        }
+    }
+    Ok(templates)
+}
+
+/// One template, a list of named ones, or an object of them.
+fn listed(templates: &Value) -> Vec<(String, String)> {
+    let pair = |name: &str, source: &Value| source.as_str().map(|source| (name.to_owned(), source.to_owned()));
+    match templates {
+        Value::Array(list) => {
+            list.iter().filter_map(|entry| pair(entry["name"].as_str()?, &entry["template"])).collect()
+        }
+        Value::Object(named) => named.iter().filter_map(|(name, source)| pair(name, source)).collect(),
+        one => pair("default", one).into_iter().collect(),
+    }
+}
+
+/// The special tokens that Hugging Face gives to templates by name. One that is null is
+/// empty.
+pub(crate) fn special_tokens(folder: &Path) -> Result<Vec<(String, Value)>, TextError> {
+    const NAMES: [&str; 7] =
+        ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+    let files = [json(folder, "tokenizer_config.json")?, json(folder, "special_tokens_map.json")?];
+    let text = |value: &Value| value.as_str().or_else(|| value["content"].as_str()).map(Value::from);
+    let mut tokens = Vec::new();
+    for name in NAMES {
+        if let Some(given) = files.iter().find_map(|file| file.get(name)) {
+            tokens.push((name.to_owned(), text(given).unwrap_or_else(|| "".into())));
+        }
+    }
+    let list = files.iter().find_map(|file| file["additional_special_tokens"].as_array());
+    if let Some(list) = list {
+        tokens.push(("additional_special_tokens".to_owned(), list.iter().filter_map(text).collect()));
+    }
+    Ok(tokens)
 }
 
 /// One id, or a list of them.
@@ -76,6 +115,11 @@ fn check_ids(field: &str, ids: &[TokenId], vocabulary: &Vocabulary) -> Result<()
         Some(id) => Err(TextError::model(field, format!("{id}, but there are {} tokens", vocabulary.len()))),
         None => Ok(()),
     }
+}
+
+fn text(folder: &Path, name: &str) -> Result<Option<String>, TextError> {
+    let Some(bytes) = read(folder, name)? else { return Ok(None) };
+    String::from_utf8(bytes).map(Some).map_err(|_| file_error(&folder.join(name), "no UTF-8"))
 }
 
 /// A JSON file; null if there is none.

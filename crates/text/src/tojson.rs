@@ -3,20 +3,26 @@
 
 use std::io;
 
-use minijinja::value::{Kwargs, Value};
-use minijinja::{Error, ErrorKind};
+use minijinja::formatting::{self, FormatStyle};
+use minijinja::value::{Kwargs, Rest, Value, ValueKind};
+use minijinja::{Error, ErrorKind, State};
 use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
+
+use crate::python_methods::by_name;
+use crate::python_repr::{MAX_LEVELS, too_deep};
 
 /// Deepest indentation step, and longest separator, bytes.
 const MAX_INDENT: usize = 16;
 
-/// `value | tojson`, with the keyword arguments `ensure_ascii`, `indent`, `separators` and
-/// `sort_keys` of `json.dumps`.
-pub(crate) fn tojson(value: Value, kwargs: Kwargs) -> Result<String, Error> {
+/// `value | tojson`, with the arguments `ensure_ascii`, `indent`, `separators` and `sort_keys` of
+/// `json.dumps`, in this order or by name.
+pub(crate) fn tojson(state: &State, value: Value, positional: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
+    let kwargs = by_name(&positional, &kwargs, &["ensure_ascii", "indent", "separators", "sort_keys"])?;
     let formatter = PythonFormatter::new(&kwargs)?;
     let sort_keys = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     kwargs.assert_all_used()?;
+    check(state, &value, MAX_LEVELS)?;
     let failed = |error: String| Error::new(ErrorKind::BadSerialization, error);
     let mut out = Vec::new();
     let mut serializer = Serializer::with_formatter(&mut out, formatter);
@@ -30,6 +36,18 @@ pub(crate) fn tojson(value: Value, kwargs: Kwargs) -> Result<String, Error> {
     };
     written.map_err(|error| failed(error.to_string()))?;
     String::from_utf8(out).map_err(|error| failed(error.to_string()))
+}
+
+/// Python's encoder refuses what is undefined, functions and iterators.
+fn check(state: &State, value: &Value, levels: usize) -> Result<(), Error> {
+    state.consume_fuel(1)?;
+    match value.kind() {
+        ValueKind::Seq | ValueKind::Map if levels == 0 => Err(too_deep()),
+        ValueKind::Seq => value.try_iter()?.try_for_each(|item| check(state, &item, levels - 1)),
+        ValueKind::Map => value.try_iter()?.try_for_each(|key| check(state, &value.get_item(&key)?, levels - 1)),
+        ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::String => Ok(()),
+        kind => Err(Error::new(ErrorKind::BadSerialization, format!("tojson: {kind} is no JSON"))),
+    }
 }
 
 /// JSON as Python writes it.
@@ -102,6 +120,12 @@ fn indentation(indent: &Value) -> Result<String, Error> {
 }
 
 impl Formatter for PythonFormatter {
+    /// Python writes `1e-07`, and numbers that are none by name.
+    fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
+        let text = formatting::format(FormatStyle::StrFormat, "{}", &[Value::from(value)]).map_err(io::Error::other)?;
+        writer.write_all(text.as_bytes())
+    }
+
     fn begin_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
         self.begin();
         writer.write_all(b"[")
@@ -157,6 +181,14 @@ mod tests {
     use minijinja::Environment;
 
     use super::*;
+
+    #[test]
+    fn tojson_writes_floats_as_python_does() {
+        let mut environment = Environment::new();
+        environment.add_filter("tojson", tojson);
+        let text = environment.render_str("{{ [1e-7, 1.0, 1e22, 0.1, 123456789.125] | tojson }}", ()).unwrap();
+        assert_eq!(text, "[1e-07, 1.0, 1e+22, 0.1, 123456789.125]");
+    }
 
     /// Of a value with all kinds of JSON in it.
     fn dumped(arguments: &str) -> Result<String, Error> {

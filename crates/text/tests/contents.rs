@@ -154,7 +154,7 @@ fn conversation(said: &str) -> Conversation {
 
 /// The control tokens of the prompt, in order, and its text as it comes back from the tokens.
 fn prompt(template: &ChatTemplate, tokenizer: &Tokenizer, marks: &[u32], said: &str) -> (Vec<u32>, String, String) {
-    let rendered = template.render(&conversation(said)).expect("a prompt");
+    let rendered = template.render(&conversation(said), std::time::UNIX_EPOCH).expect("a prompt");
     let tokens = tokenizer.encode_prompt(&rendered).expect("tokens");
     let all = DecodeOptions { skip_special: false, starts_text: true };
     (

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::UNIX_EPOCH;
 use std::{fs, io};
 
 use baton_formats::{Gguf, ModelFile};
@@ -155,7 +156,7 @@ fn chat_templates_render_as_in_hugging_face() {
             .with_special_tokens("<s>", "</s>");
         let add_generation_prompt = entry["add_generation_prompt"] == true;
         let conversation = Conversation { add_generation_prompt, ..conversation(&entry["messages"]) };
-        let rendered = template.render(&conversation).expect("a conversation");
+        let rendered = template.render(&conversation, UNIX_EPOCH).expect("a conversation");
         assert_eq!(rendered.text(), text("text"), "{}", text("name"));
     }
 }
@@ -190,7 +191,7 @@ fn smollm2_chat_template_gives_prompts_of_the_reference() {
     for entry in entries.as_array().expect("a list") {
         let text = entry["text"].as_str().expect("text");
         if entry["messages"].is_array() {
-            let rendered = template.render(&conversation(&entry["messages"])).expect("a conversation");
+            let rendered = template.render(&conversation(&entry["messages"]), UNIX_EPOCH).expect("a conversation");
             assert_eq!(rendered.text(), text);
         }
         let expected: Vec<u32> = serde_json::from_value(entry["prompt_ids"].clone()).expect("ids");

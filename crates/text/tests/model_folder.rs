@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::UNIX_EPOCH;
 
 use baton_formats::ModelFile;
 use baton_text::{ChatMessage, ChatTemplate, Conversation, EncodeOptions, TextError, Tokenizer};
@@ -49,8 +50,8 @@ fn model_folder_gives_tokenizer_end_tokens_and_chat_template() {
     assert_eq!(tokenizer.decode(&tokenizer.encode("Hi 42 é", plain).expect("text"), Default::default()), "Hi 42 é");
     let template = ChatTemplate::from_model(&model, &tokenizer).expect("it compiles").expect("there is one");
     let hello = ChatMessage { role: "user".into(), content: "hello".into(), ..ChatMessage::default() };
-    let prompt = template.render(&Conversation::new(vec![hello])).expect("a message");
-    assert_eq!(prompt.text(), "<|endoftext|>hello<|im_start|>");
+    let prompt = template.render(&Conversation::new(vec![hello]), UNIX_EPOCH).expect("a message");
+    assert_eq!(prompt.text(), "<|endoftext|>hello<|im_end|>");
 }
 
 #[test]
@@ -60,13 +61,17 @@ fn chat_template_is_found_where_the_hub_keeps_it() {
         let model = open(&folder);
         let tokenizer = Tokenizer::from_model(&model).expect("a tokenizer");
         ChatTemplate::from_model(&model, &tokenizer).map(|template| {
-            template.map(|template| template.render(&Conversation::new(Vec::new())).expect("text").text())
+            template.map(|template| template.render(&Conversation::new(Vec::new()), UNIX_EPOCH).expect("text").text())
         })
     };
     let list = json!({"chat_template": [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "default"}]});
     assert_eq!(source(&[("tokenizer_config.json", list.clone())]).expect("it compiles").as_deref(), Some("default"));
     let both = [("tokenizer_config.json", list), ("chat_template.jinja", "file".into())];
     assert_eq!(source(&both).expect("it compiles").as_deref(), Some("file"));
+    let named = json!({"chat_template": {"default": "of an object"}});
+    assert_eq!(source(&[("tokenizer_config.json", named)]).expect("it compiles").as_deref(), Some("of an object"));
+    let processor = [("chat_template.json", json!({"chat_template": "of a processor"}))];
+    assert_eq!(source(&processor).expect("it compiles").as_deref(), Some("of a processor"));
     assert_eq!(source(&[]).expect("nothing is wrong"), None);
     assert!(
         source(&[("chat_template.jinja", "{% if %}".into())])
@@ -74,6 +79,27 @@ fn chat_template_is_found_where_the_hub_keeps_it() {
             .to_string()
             .starts_with("chat template: ")
     );
+}
+
+#[test]
+fn chat_template_for_tools_and_special_tokens_are_those_of_the_folder() {
+    let config = json!({
+        "bos_token": null,
+        "eos_token": "<|im_end|>",
+        "pad_token": {"content": "<|pad|>"},
+        "additional_special_tokens": ["<a>", {"content": "<b>"}],
+        "chat_template": "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ additional_special_tokens | join }}",
+    });
+    let folder = folder(&[("tokenizer_config.json", config)]);
+    fs::create_dir(folder.path().join("additional_chat_templates")).expect("a folder");
+    fs::write(folder.path().join("additional_chat_templates/tool_use.jinja"), "for tools").expect("a file");
+    let model = open(&folder);
+    let tokenizer = Tokenizer::from_model(&model).expect("a tokenizer");
+    let template = ChatTemplate::from_model(&model, &tokenizer).expect("it compiles").expect("there is one");
+    let mut conversation = Conversation::new(Vec::new());
+    assert_eq!(template.render(&conversation, UNIX_EPOCH).expect("text").text(), "<|im_end|><|pad|><a><b>");
+    conversation.tools = vec![json!({"type": "function"})];
+    assert_eq!(template.render(&conversation, UNIX_EPOCH).expect("text").text(), "for tools");
 }
 
 #[test]

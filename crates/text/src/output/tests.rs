@@ -338,7 +338,7 @@ fn prompt_that_ends_with_think_mark_starts_in_reasoning() {
         let source = "{% for m in messages %}{{ m.content }}{% endfor %}".to_owned() + end;
         let template = crate::ChatTemplate::from_source(&source, &tokenizer).unwrap();
         let message = crate::ChatMessage { role: "user".into(), content: "x <think>".into(), ..Default::default() };
-        let prompt = template.render(&crate::Conversation::new(vec![message])).unwrap();
+        let prompt = template.render(&crate::Conversation::new(vec![message]), std::time::UNIX_EPOCH).unwrap();
         template.output_format().starts_in_reasoning(&prompt)
     };
     assert!(starts("<think>") && starts("<|im_end|>assistant\n<think>\n"));
