@@ -34,7 +34,7 @@ objects! {
     }
 }
 
-/// The temperature of OpenAI's and Anthropic's APIs if nobody says another. It is not gRPC's.
+/// The temperature of OpenAI's and Anthropic's APIs if none is given. It is not gRPC's.
 const DEFAULT_TEMPERATURE: f32 = 1.0;
 
 /// What a request leaves open, as the model's authors advise it. A limit of length is open if it is

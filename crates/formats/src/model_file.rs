@@ -13,8 +13,8 @@ const NAMED_FILES: usize = 8;
 /// Bytes of a file that say of which kind it is.
 const KIND_BYTES: u64 = 64;
 
-/// A model: a GGUF file, a safetensors file, or a folder with `config.json` and safetensors, or with
-/// one model in GGUF.
+/// A model: a GGUF file, a safetensors file, or a folder with `config.json` and safetensors, or
+/// with one model in GGUF.
 #[derive(Debug)]
 pub enum ModelFile {
     /// A GGUF file.
@@ -25,7 +25,8 @@ pub enum ModelFile {
 
 impl ModelFile {
     /// Opens a folder, or a file whose kind its first bytes say: GGUF has a magic; a safetensors
-    /// file has none and needs its extension. A folder that has no safetensors may have a GGUF file.
+    /// file has none and needs its extension. A folder that has no safetensors may have a GGUF
+    /// file.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! What a model's authors advise for sampling: `generation_config.json` of Hugging Face folders, and
-//! `general.sampling.*` of GGUF (`gguf-py/gguf/constants.py` of llama.cpp).
+//! What a model's authors advise for sampling: `generation_config.json` of Hugging Face folders,
+//! and `general.sampling.*` of GGUF (`gguf-py/gguf/constants.py` of llama.cpp).
 
 use baton_formats::{Metadata, ModelFile};
 use baton_types::{SamplingDefaults, SamplingParams};

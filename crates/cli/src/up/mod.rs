@@ -72,7 +72,8 @@ pub struct UpArgs {
     /// Compute with N threads per node. Without it, the nodes share the cores of this machine
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
-    /// Serve the model under these names; answers have the first. Without it, under that of the file
+    /// Serve the model under these names; answers have the first. Without it, under that of the
+    /// file
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub served_model_name: Vec<String>,
     /// Take at most N tokens of prompt and output together. Without it, the context length of the
