@@ -366,12 +366,29 @@ fn conversation(prompt: &mut v1::MessagesPrompt) -> Result<Conversation, Generat
         "" => serde_json::Map::new(),
         text => json_object("template_variables", None, text)?,
     };
+    let continue_final_message = prompt.continue_final_message;
+    if continue_final_message {
+        check_continued(prompt.messages.last())?;
+    }
     Ok(Conversation {
+        add_generation_prompt: !continue_final_message,
+        continue_final_message,
         tools: objects("tools", take(&mut prompt.tools))?,
         documents: objects("documents", take(&mut prompt.documents))?,
         variables,
         ..Conversation::new(take(&mut prompt.messages).into_iter().map(chat_message).collect())
     })
+}
+
+/// Refuses to go on with a message that is not an answer that has begun.
+fn check_continued(last: Option<&v1::ChatMessage>) -> Result<(), GenerateError> {
+    let problem = match last {
+        Some(last) if last.role != "assistant" => "the last message is not the assistant's",
+        Some(last) if !last.tool_calls.is_empty() => "the last message has tool calls, and ends with them",
+        Some(last) if last.content.trim().is_empty() => "the last message is empty",
+        _ => return Ok(()),
+    };
+    Err(GenerateError::invalid("continue_final_message", problem))
 }
 
 fn json_object(
@@ -555,6 +572,25 @@ pub(crate) mod tests {
         assert!(broken.1.starts_with("chat template: "), "{}", broken.1);
         let refused = kind("{{ raise_exception('no twos') }}");
         assert_eq!(refused.0, ErrorKind::Invalid, "{}", refused.1);
+    }
+
+    #[test]
+    fn only_an_answer_that_has_begun_is_continued() {
+        let continued = |role: &str, content: &str| {
+            let last = v1::ChatMessage { role: role.into(), content: content.into(), ..Default::default() };
+            let first = v1::ChatMessage { role: "user".into(), content: "x".into(), ..Default::default() };
+            let prompt =
+                v1::MessagesPrompt { messages: vec![first, last], continue_final_message: true, ..Default::default() };
+            v1::GenerateRequest { prompt: Some(WirePrompt::Messages(prompt)), ..Default::default() }
+        };
+        assert_eq!(
+            field(continued("user", "y")),
+            ("continue_final_message", "the last message is not the assistant's".into())
+        );
+        assert_eq!(field(continued("assistant", " ")), ("continue_final_message", "the last message is empty".into()));
+        let tokens = model().tokenized(continued("assistant", "It is"), LIMITS, 1).unwrap().checked.tokens;
+        let ending: Vec<TokenId> = "assistant: It is".bytes().map(TokenId::from).collect();
+        assert!(tokens.ends_with(&ending), "{tokens:?}");
     }
 
     pub fn text(text: &str) -> v1::GenerateRequest {

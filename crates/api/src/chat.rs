@@ -16,7 +16,7 @@ use crate::common::{Objectives, generation_request, with_defaults};
 use crate::error::{BadRequest, FieldNames, Inside, Wording};
 use crate::field::{
     AtMost, Entries, Ignored, JsonObject, LeftOut, MAX_CONTENT_BYTES, Refused, Stray, TextOr, count, cut, objects,
-    only_false, only_true, open_objects, or_default,
+    open_objects, or_default,
 };
 use crate::format::Schema;
 use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools, function_name, leave_out};
@@ -75,10 +75,10 @@ generation_request! {
         #[serde(default, deserialize_with = "or_default")]
         documents: AtMost<JsonObject<MAX_CONTENT_BYTES>, 1024>,
         reasoning_effort: Option<String>,
-        #[serde(default, deserialize_with = "only_true")]
-        add_generation_prompt: Ignored,
-        #[serde(default, deserialize_with = "only_false")]
-        continue_final_message: Ignored,
+        add_generation_prompt: Option<bool>,
+        /// The answer goes on with the last message, as vLLM takes it.
+        #[serde(default, deserialize_with = "or_default")]
+        continue_final_message: bool,
         #[serde(default)]
         prediction: Ignored,
         #[serde(default)]
@@ -410,6 +410,13 @@ impl ChatRequest {
         let mut prompt = conversation(std::mem::take(&mut self.messages));
         prompt.documents = self.documents.0.iter().map(|JsonObject(document)| document.get().to_owned()).collect();
         prompt.template_variables = self.template_variables()?;
+        prompt.continue_final_message = self.continue_final_message;
+        // Without an answer to come, nothing is generated.
+        if self.add_generation_prompt.is_some_and(|adds| adds == self.continue_final_message) {
+            let other = if self.continue_final_message { "with" } else { "without" };
+            let problem = format!("{}, {other} continue_final_message", !self.continue_final_message);
+            return Err(BadRequest::new("add_generation_prompt", problem));
+        }
         let one_call = self.parallel_tool_calls == Some(false);
         let choice = self.tool_choice()?;
         tools(&self.tools)?.put(&mut prompt, "tool_choice", choice, one_call)?;

@@ -225,6 +225,7 @@ impl MessagesRequest {
         &[
             ("prompt", "messages"),
             ("text", "messages"),
+            ("continue_final_message", "messages"),
             ("documents", "messages"),
             ("template_variables", "thinking"),
             ("stop", "stop_sequences"),
@@ -243,10 +244,6 @@ impl MessagesRequest {
     pub fn call(mut self, context: &Context) -> Result<Call, BadRequest> {
         let sampling = with_defaults(self.sampling()?, &context.defaults);
         let prompt = self.prompt()?;
-        if prompt.messages.last().is_some_and(|message| message.role == "assistant") {
-            let problem = "end with the assistant's: to go on with an answer that is begun is not served here";
-            return Err(BadRequest::new("messages", problem));
-        }
         let Objectives { ttft_slo_ms, tbt_slo_ms, timeout_ms } = self.baton;
         let request = v1::GenerateRequest {
             model: self.model,
@@ -280,6 +277,8 @@ impl MessagesRequest {
         };
         let (choice, one_call) = self.tool_choice()?;
         self.tools()?.put(&mut prompt, "tool_choice", choice, one_call)?;
+        // The answer begins with what the client has written of it.
+        prompt.continue_final_message = prompt.messages.last().is_some_and(|last| last.role == "assistant");
         Ok(prompt)
     }
 

@@ -231,7 +231,10 @@ impl ChatTemplate {
         }
         rendered.map_err(RenderFailure::Engine)?;
         let not_text = |_| RenderFailure::Engine(Error::new(ErrorKind::BadSerialization, "no UTF-8"));
-        let marked = String::from_utf8(output.bytes).map_err(not_text)?;
+        let mut marked = String::from_utf8(output.bytes).map_err(not_text)?;
+        if let Some(last) = conversation.messages.last().filter(|_| conversation.continue_final_message) {
+            cut_after(&mut marked, &marker.content(&last.content, Author::Model))?;
+        }
         let mark = Some(marker.mark()).filter(|&mark| marked.contains(mark));
         Ok(RenderedPrompt { marked, mark })
     }
@@ -264,6 +267,20 @@ impl ChatTemplate {
         // The first that has a name gives its value.
         merge_maps([fixed, Value::from_pairs(given), Value::from_pairs(tokens), clock])
     }
+}
+
+/// Takes off a rendered text what the template put behind its last content, as transformers does
+/// (`continue_final_message`). White space around the content stays if the template left it there.
+fn cut_after(rendered: &mut String, content: &str) -> Result<(), RenderFailure> {
+    let said = content.trim();
+    let Some(start) = rendered.rfind(said).filter(|_| !said.is_empty()) else {
+        let problem = "the last message cannot be continued: the chat template does not show its content as it is";
+        return Err(RenderFailure::Messages(problem.to_owned()));
+    };
+    let behind = content.trim_start();
+    let length = if rendered[start..].starts_with(behind) { behind.len() } else { said.len() };
+    rendered.truncate(start + length);
+    Ok(())
 }
 
 /// Names a template of several.

@@ -48,6 +48,8 @@ pub struct Conversation {
     pub variables: serde_json::Map<String, Json>,
     /// The prompt ends where the assistant's answer begins.
     pub add_generation_prompt: bool,
+    /// The prompt ends with the content of the last message, and nothing of the template behind it.
+    pub continue_final_message: bool,
 }
 
 impl Conversation {
@@ -59,6 +61,7 @@ impl Conversation {
             documents: Vec::new(),
             variables: serde_json::Map::new(),
             add_generation_prompt: true,
+            continue_final_message: false,
         }
     }
 

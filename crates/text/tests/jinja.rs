@@ -230,6 +230,7 @@ fn conversation(given: Given) -> Conversation {
         documents: given.documents,
         variables: given.variables,
         add_generation_prompt: given.add_generation_prompt.unwrap_or(true),
+        continue_final_message: false,
     }
 }
 

@@ -349,11 +349,11 @@ fn integer_fields_accept_a_fraction_of_zero() {
 fn neutral_values_of_unsupported_fields_are_accepted() {
     let neutral = json!({
         "skip_special_tokens": true, "spaces_between_special_tokens": true, "include_stop_str_in_output": false,
-        "use_beam_search": false, "length_penalty": 1, "add_generation_prompt": true, "continue_final_message": false,
+        "use_beam_search": false, "length_penalty": 1,
     });
     let others = json!({
         "skip_special_tokens": false, "spaces_between_special_tokens": false, "include_stop_str_in_output": true,
-        "use_beam_search": true, "length_penalty": 0.5, "add_generation_prompt": false, "continue_final_message": true,
+        "use_beam_search": true, "length_penalty": 0.5,
     });
     let given = |field: &str, value: &Value| {
         let body = json!({"messages": [], field: value}).to_string();
@@ -542,4 +542,27 @@ fn open_sampling_is_what_the_models_authors_advise() {
     let own = sampling(json!({"messages": messages, "temperature": 0, "top_k": 0, "top_p": 1, "max_tokens": 5000}));
     assert_eq!((own.temperature, own.top_k, own.top_p), (Some(0.0), Some(0), Some(1.0)));
     assert_eq!(own.max_tokens, Some(5000));
+}
+
+#[test]
+fn chat_goes_on_with_its_last_message_if_it_says_so() {
+    let messages = json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": "{\"a\":"}]);
+    let call = |fields: Value| {
+        let mut body = fields;
+        body["messages"] = messages.clone();
+        let chat: ChatRequest = read(body.to_string().as_bytes()).expect("a body");
+        chat.call(context()).map(|call| match &call.requests[0].prompt {
+            Some(Prompt::Messages(prompt)) => prompt.continue_final_message,
+            other => panic!("{other:?}"),
+        })
+    };
+    assert!(call(json!({"continue_final_message": true, "add_generation_prompt": false})).is_ok_and(|goes_on| goes_on));
+    assert!(call(json!({"continue_final_message": true})).is_ok_and(|goes_on| goes_on));
+    assert!(call(json!({"add_generation_prompt": true})).is_ok_and(|goes_on| !goes_on));
+    for wrong in [
+        json!({"continue_final_message": true, "add_generation_prompt": true}),
+        json!({"add_generation_prompt": false}),
+    ] {
+        assert_eq!(call(wrong).err().map(|bad| bad.param).as_deref(), Some("add_generation_prompt"));
+    }
 }

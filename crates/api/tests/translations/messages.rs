@@ -1,6 +1,7 @@
 //! Anthropic's messages.
 
 use baton_api::{Call, Failure, MessagesRequest, counted};
+use baton_proto::v1::generate_request::Prompt;
 use baton_proto::v1::generate_response::Event;
 use baton_proto::v1::structured_output::Form;
 use baton_proto::v1::tool_choice::Choice;
@@ -245,4 +246,15 @@ fn messages_stream_error_is_an_event_named_error() {
     let chunk = messages(json!({"stream": true})).answer.failed(&Failure::new(500, "a bug"));
     let error = json!({"type": "error", "error": {"type": "api_error", "message": "a bug"}});
     assert_eq!((chunk.event, chunk.data), (Some("error"), error.to_string()));
+}
+
+#[test]
+fn answer_goes_on_with_the_assistants_last_message() {
+    let goes_on = |messages: Value| match &self::messages(json!({"messages": messages})).requests[0].prompt {
+        Some(Prompt::Messages(prompt)) => prompt.continue_final_message,
+        other => panic!("{other:?}"),
+    };
+    let question = json!({"role": "user", "content": "x"});
+    assert!(goes_on(json!([question, {"role": "assistant", "content": "The answer is ("}])));
+    assert!(!goes_on(json!([question])));
 }

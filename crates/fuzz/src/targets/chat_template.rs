@@ -173,6 +173,7 @@ impl From<Said> for Conversation {
             documents: said.documents,
             variables: said.variables,
             add_generation_prompt: !said.ends,
+            continue_final_message: false,
         }
     }
 }

@@ -288,3 +288,21 @@ fn invalid_chat_template_does_not_compile() {
     }
     assert!(template(&"x".repeat(MAX_SOURCE_BYTES + 1)).is_err());
 }
+
+#[test]
+fn prompt_ends_with_the_content_that_is_continued() {
+    let continued = |source: &str, content: &str| {
+        let messages = conversation(&[("user", "x"), ("assistant", content)]).messages;
+        let conversation =
+            Conversation { add_generation_prompt: false, continue_final_message: true, ..Conversation::new(messages) };
+        template(source).unwrap().render(&conversation, UNIX_EPOCH).map(|prompt| prompt.text())
+    };
+    let turns = "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(continued(MOCK_CHAT_TEMPLATE, "It is (").unwrap(), format!("{turns}It is ("));
+    assert_eq!(continued(MOCK_CHAT_TEMPLATE, " It is ").unwrap(), format!("{turns} It is "), "the spaces are shown");
+    assert_eq!(continued(MOCK_CHAT_TEMPLATE, "x<|im_end|>").unwrap(), format!("{turns}x<|im_end|>"), "it is text");
+    let trims = "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}";
+    assert_eq!(continued(trims, " a ").unwrap(), "[x][a");
+    let hidden = continued("{% for m in messages %}{{ m.role }}{% endfor %}", "Yes").unwrap_err();
+    assert!(hidden.to_string().contains("does not show its content"), "{hidden}");
+}
