@@ -15,7 +15,7 @@ use crate::caught::caught;
 use crate::conversation::{Arguments, Conversation, json_value, message_value};
 use crate::date::strftime;
 use crate::error::TextError;
-use crate::guard::{Guard, Marker};
+use crate::guard::{Author, Guard, Marker};
 use crate::jinja_functions;
 use crate::model_folder;
 use crate::output::OutputFormat;
