@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import pathlib
-import re
 import signal
 import socket
 import struct
@@ -78,24 +77,27 @@ def answers(url):
 
 
 class Cluster:
-    def __init__(self, http):
+    def __init__(self, http, logs):
         self.base = f"http://{http}"
+        self.logs = logs
         self.model = json.loads(get(f"{self.base}/v1/models"))["data"][0]["id"]
 
     def refused(self):
-        """How many requests were refused as wrong."""
-        invalid = r'^baton_conductor_rejections_total\{.*kind="invalid".*\} (\d+)'
-        return sum(map(int, re.findall(invalid, get(f"{self.base}/metrics"), re.M)))
+        """The lines about requests that were refused as wrong."""
+        lines = (self.logs / "conductor.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        return [line for line in lines if "request rejected" in line]
 
 
 @contextlib.contextmanager
 def cluster(baton, folder, *options):
     ready, log = folder / "ready.json", folder / "up.log"
     ready.unlink(missing_ok=True)
-    command = [baton, "up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--ready-file", ready, *options]
+    logs = pathlib.Path(tempfile.mkdtemp(dir=folder))
+    addresses = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
+    command = [baton, "up", *addresses, "--ready-file", ready, "--log-dir", logs, *options]
     with process(command, log) as up:
         wait_for(up, log, lambda: ready.is_file() and ready.stat().st_size > 0)
-        yield Cluster(json.loads(ready.read_text(encoding="utf-8"))["conductor"]["http"])
+        yield Cluster(json.loads(ready.read_text(encoding="utf-8"))["conductor"]["http"], logs)
 
 
 def with_long_context(model, folder):
@@ -322,7 +324,7 @@ def tell(name, version, where, outcome):
 
 def try_client(client, cluster, where, is_checked):
     """Whether the client did what it should."""
-    before = cluster.refused()
+    before = len(cluster.refused())
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
@@ -330,8 +332,8 @@ def try_client(client, cluster, where, is_checked):
             output = client.run(cluster, work)
             if is_checked:
                 client.check(output, work)
-            if cluster.refused() > before:
-                raise Failure("a request was refused")
+            if refused := cluster.refused()[before:]:
+                raise Failure(f"a request was refused: {refused[0]}")
         except (Failure, OSError, ValueError, subprocess.TimeoutExpired) as failure:
             tell(client.name, client.version, where, f"FAILED: {failure}")
             return False

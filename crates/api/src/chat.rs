@@ -19,7 +19,7 @@ use crate::field::{
     open_objects, or_default,
 };
 use crate::format::Schema;
-use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools, function_name, leave_out};
+use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools, leave_out};
 
 use answer::ChatAnswer;
 
@@ -284,7 +284,7 @@ impl TryFrom<ToolFields> for ToolJson {
     }
 }
 
-/// The name of a function; other kinds of tools are refused by name.
+/// The name of a function; the type of a tool of another kind, which has no other name.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "AllowedToolFields")]
 struct AllowedTool(String);
@@ -293,8 +293,11 @@ impl TryFrom<AllowedToolFields> for AllowedTool {
     type Error = Inside;
 
     fn try_from(AllowedToolFields { r#type, function, stray }: AllowedToolFields) -> Result<Self, Inside> {
-        let name = function.map(|function| function.name);
-        function_name(&r#type, &stray, "function", name).map(Self)
+        if r#type != "function" {
+            return Ok(Self(r#type));
+        }
+        BadRequest::stray(&stray)?;
+        Ok(Self(function.ok_or_else(|| BadRequest::missing("function"))?.name))
     }
 }
 
@@ -448,7 +451,10 @@ impl ChatRequest {
 pub(crate) fn tools(AtMost(given): &ToolList) -> Result<Tools, BadRequest> {
     let mut tools = Tools::default();
     for (index, ToolJson(function)) in given.iter().enumerate() {
-        let Some(FunctionJson { name, description, parameters, strict }) = function else { continue };
+        let Some(FunctionJson { name, description, parameters, strict }) = function else {
+            tools.leave_out();
+            continue;
+        };
         let parameters = parameters.as_ref().map(|JsonObject(parameters)| &**parameters);
         let tool = Tool { name, description: description.as_deref(), parameters, strict: *strict };
         tools.add(&format!("tools[{index}].function.name"), MAX_TOOL_NAME, &tool)?;
@@ -463,7 +469,8 @@ impl ToolChoiceJson {
         let own: &[_] = match r#type.as_str() {
             "function" => &["function"],
             "allowed_tools" => &["allowed_tools"],
-            other => return Err(BadRequest::kind("tool_choice.type", other, "function or allowed_tools")),
+            // It may be that of a tool which is left out.
+            other => return Ok(ToolChoice::Named(other.to_owned())),
         };
         BadRequest::stray(&stray).map_err(|bad| bad.inside(PATH))?;
         let given = [("function", function.is_some()), ("allowed_tools", allowed_tools.is_some())];

@@ -320,7 +320,10 @@ impl MessagesRequest {
     fn tools(&self) -> Result<Tools, BadRequest> {
         let mut tools = Tools::default();
         for (index, ToolJson(tool)) in self.tools.0.iter().enumerate() {
-            let Some(ToolFields { name, description, input_schema, strict, .. }) = tool else { continue };
+            let Some(ToolFields { name, description, input_schema, strict, .. }) = tool else {
+                tools.leave_out();
+                continue;
+            };
             let parameters = input_schema.as_ref().map(|JsonObject(schema)| &**schema);
             let wire = Tool { name, description: description.as_deref(), parameters, strict: *strict };
             tools.add(&format!("tools[{index}].name"), MAX_TOOL_NAME, &wire)?;

@@ -315,7 +315,8 @@ impl ToolChoiceJson {
         let own: &[_] = match r#type.as_str() {
             "function" | "custom" => &["name"],
             "allowed_tools" => &["mode", "tools"],
-            other => return Err(BadRequest::kind("tool_choice.type", other, "function, custom or allowed_tools")),
+            // It may be that of a tool which is left out.
+            other => return Ok(ToolChoice::Named(other.to_owned())),
         };
         BadRequest::stray(&stray).map_err(|bad| bad.inside(PATH))?;
         let given = [("name", name.is_some()), ("mode", mode.is_some()), ("tools", tools.is_some())];
@@ -330,7 +331,7 @@ impl ToolChoiceJson {
     }
 }
 
-/// The name of a function or a custom tool; other kinds of tools are refused by name.
+/// The name of a function or a custom tool; the type of a tool of another kind.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "AllowedToolFields")]
 struct AllowedTool(String);
@@ -340,7 +341,7 @@ impl TryFrom<AllowedToolFields> for AllowedTool {
 
     fn try_from(AllowedToolFields { r#type, name, stray }: AllowedToolFields) -> Result<Self, Inside> {
         if r#type != "function" && r#type != "custom" {
-            return Err(BadRequest::kind("type", &r#type, "function or custom").into());
+            return Ok(Self(r#type));
         }
         BadRequest::stray(&stray)?;
         Ok(Self(name.ok_or_else(|| BadRequest::missing("name"))?))

@@ -85,25 +85,12 @@ pub(crate) fn leave_out(kind: &str) {
     warn_object(&format!("the tool '{}' is left out: only tools that the client describes are served", cut(kind)));
 }
 
-/// The name of a tool that is a function; other kinds are refused. `field` is where the API has it.
-pub(crate) fn function_name(
-    kind: &str,
-    stray: &Stray,
-    field: &'static str,
-    name: Option<String>,
-) -> Result<String, Inside> {
-    if kind != "function" {
-        return Err(BadRequest::kind("type", kind, "function").into());
-    }
-    BadRequest::stray(stray)?;
-    Ok(name.ok_or_else(|| BadRequest::missing(field))?)
-}
-
 /// The tools of a body.
 #[derive(Default)]
 pub(crate) struct Tools {
     texts: Vec<String>,
     names: HashSet<String>,
+    has_left_out: bool,
 }
 
 impl Tools {
@@ -119,6 +106,11 @@ impl Tools {
         Ok(())
     }
 
+    /// Tells that the body has a tool that is left out: what is asked of it is left out, too.
+    pub(crate) fn leave_out(&mut self) {
+        self.has_left_out = true;
+    }
+
     /// Puts them into a prompt; `param` is the path of the choice.
     pub(crate) fn put(
         self,
@@ -131,18 +123,22 @@ impl Tools {
         let choice = match choice {
             ToolChoice::Auto => None,
             ToolChoice::None => Some(WireChoice::None(true)),
+            ToolChoice::Required if self.names.is_empty() && self.has_left_out => None,
             ToolChoice::Required if self.names.is_empty() => {
                 return Err(BadRequest::new(param, "asks for a tool, but there are none"));
             }
             ToolChoice::Required => Some(WireChoice::Required(true)),
             ToolChoice::Named(name) if self.names.contains(&name) => Some(WireChoice::Name(name)),
+            ToolChoice::Named(_) if self.has_left_out => None,
             ToolChoice::Named(name) => return Err(unknown(&name)),
             ToolChoice::Allowed { names, is_required } => {
-                if let Some(name) = names.iter().find(|name| !self.names.contains(*name)) {
+                let (known, others): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| self.names.contains(name));
+                if let Some(name) = others.first().filter(|_| !self.has_left_out) {
                     return Err(unknown(name));
                 }
-                prompt.allowed_tools = names;
-                is_required.then_some(WireChoice::Required(true))
+                let has_none = known.is_empty();
+                prompt.allowed_tools = known;
+                if has_none { Some(WireChoice::None(true)) } else { is_required.then_some(WireChoice::Required(true)) }
             }
         };
         prompt.tools = self.texts;

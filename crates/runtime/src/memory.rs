@@ -24,13 +24,19 @@ pub fn default_cache_bytes(available_bytes: u64, model_bytes: u64, nodes: u32) -
     ((caches / nodes) as u64).max(MIN_CACHE_BYTES)
 }
 
-/// Bytes of a model: of its file, or of all files of its folder.
+/// Bytes of a model: of its file, of all files of its folder, or of all that a GGUF in several
+/// files has.
 pub fn model_bytes(model: &Path) -> u64 {
     let bytes = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
-    match fs::read_dir(model) {
-        Ok(entries) => entries.filter_map(|entry| Some(bytes(&entry.ok()?.path()))).sum(),
-        Err(_) => bytes(model),
+    if let Ok(entries) = fs::read_dir(model) {
+        return entries.filter_map(|entry| Some(bytes(&entry.ok()?.path()))).sum();
     }
+    let name = model.file_name().unwrap_or_default().to_string_lossy();
+    let Some((stem, rest)) = name.rsplit_once("-00001-of-") else { return bytes(model) };
+    let count: u32 = rest.strip_suffix(".gguf").and_then(|count| count.parse().ok()).unwrap_or(1);
+    // No model has more files than names have room for.
+    let files = (1..=count.min(99_999)).map(|index| model.with_file_name(format!("{stem}-{index:05}-of-{rest}")));
+    files.map(|file| bytes(&file)).sum()
 }
 
 /// As the files below `root` say.
@@ -122,6 +128,16 @@ mod tests {
         assert_eq!(available_below(root(&[]).path()), None);
         let unlimited = [MEMINFO, ("proc/self/cgroup", "0::/a\n"), ("sys/fs/cgroup/a/memory.max", "max\n")];
         assert_eq!(available_below(root(&unlimited).path()), Some(16 * GIB));
+    }
+
+    #[test]
+    fn bytes_of_a_model_are_those_of_all_its_files() {
+        let parts = [("m-00001-of-00003.gguf", "1"), ("m-00002-of-00003.gguf", "22"), ("m-00003-of-00003.gguf", "333")];
+        let folder = root(&parts);
+        assert_eq!(model_bytes(&folder.path().join(parts[0].0)), 6);
+        assert_eq!(model_bytes(&folder.path().join(parts[1].0)), 2);
+        assert_eq!(model_bytes(folder.path()), 6);
+        assert_eq!(model_bytes(&folder.path().join("gone")), 0);
     }
 
     #[test]

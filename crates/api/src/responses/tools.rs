@@ -205,7 +205,11 @@ fn add(
             let tool = Tool { name, description: Some(&description), parameters: Some(&parameters), strict };
             tools.add(&path, MAX_WIRE_NAME, &tool)
         }
-        ToolJson::Namespace { .. } | ToolJson::LeftOut => Ok(()),
+        ToolJson::Namespace { .. } => Ok(()),
+        ToolJson::LeftOut => {
+            tools.leave_out();
+            Ok(())
+        }
     }
 }
 

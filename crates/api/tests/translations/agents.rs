@@ -220,7 +220,7 @@ fn codex_calls_come_back_under_the_names_that_the_client_knows() {
 
 #[test]
 fn codex_second_turn_is_one_conversation() {
-    let call = responses(&codex(&[
+    let body = codex(&[
         json!({"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}], "encrypted_content": null}),
         json!({"type": "function_call", "status": "completed", "id": "fc_1", "name": "wait", "namespace": "agents_v1", "arguments": "{}", "call_id": "c0"}),
         json!({"type": "function_call_output", "id": "fco_1", "call_id": "c0", "output": [{"type": "input_text", "text": "ok"}, {"type": "input_image", "image_url": "x"}]}),
@@ -229,8 +229,10 @@ fn codex_second_turn_is_one_conversation() {
         json!({"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}}),
         json!({"type": "local_shell_call", "id": "ls_1", "call_id": "c2", "status": "completed", "action": {"type": "exec", "command": ["ls"]}}),
         json!({"type": "local_shell_call_output", "id": "c2", "output": "a.txt"}),
-    ]));
-    assert!(call.warnings.is_empty());
+    ]);
+    let call = responses(&body);
+    let left_out = left_out::<ResponsesRequest>(&body);
+    assert!(left_out.contains("the item 'web_search_call' is left out"), "{left_out}");
     let [_, _, waits, waited, patches, patched, lists, listed] = prompt(&call).messages.as_slice() else {
         panic!("{:?}", prompt(&call).messages)
     };
@@ -397,4 +399,34 @@ fn broken_json_is_told_its_line_and_column() {
         let bad = read::<ChatRequest>(body.as_bytes()).expect_err(body);
         assert!(bad.param == "body" && bad.problem.ends_with(place), "{bad:?}");
     }
+}
+
+#[test]
+fn choice_of_a_tool_that_is_left_out_is_left_out_too() {
+    let own = json!({"name": "f", "input_schema": {"type": "object"}});
+    let search = json!({"type": "web_search_20250305", "name": "web_search", "max_uses": 5});
+    let message = |tools: Value, choice: Value| {
+        let messages = json!([{"role": "user", "content": "x"}]);
+        let body = json!({"max_tokens": 9, "messages": messages, "tools": tools, "tool_choice": choice});
+        let call = read::<MessagesRequest>(body.to_string().as_bytes()).expect("a body").call(&context());
+        call.map(|call| prompt(&call).tool_choice.clone())
+    };
+    let named = json!({"type": "tool", "name": "web_search"});
+    assert_eq!(message(json!([search]), named.clone()).ok(), Some(None));
+    assert_eq!(message(json!([search]), json!({"type": "any"})).ok(), Some(None));
+    assert_eq!(message(json!([own]), named).err().map(|bad| bad.param).as_deref(), Some("tool_choice"));
+    let response = |choice: Value| {
+        let function = json!({"type": "function", "name": "f", "parameters": {"type": "object"}});
+        let body = json!({"input": "x", "tools": [function, {"type": "web_search"}], "tool_choice": choice});
+        let call = responses(&body);
+        (prompt(&call).tool_choice.is_some(), prompt(&call).allowed_tools.clone())
+    };
+    assert_eq!(response(json!({"type": "web_search"})), (false, vec![]));
+    let both = json!([{"type": "function", "name": "f"}, {"type": "web_search"}]);
+    assert_eq!(
+        response(json!({"type": "allowed_tools", "mode": "auto", "tools": both})),
+        (false, vec!["f".to_owned()])
+    );
+    let hosted = json!([{"type": "web_search"}]);
+    assert_eq!(response(json!({"type": "allowed_tools", "mode": "auto", "tools": hosted})), (true, vec![]), "none");
 }

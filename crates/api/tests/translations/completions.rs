@@ -88,13 +88,13 @@ fn unsupported_completion_values_are_refused_by_param() {
     assert_eq!(chat("tool_choice", json!("some")), "tool_choice");
     assert_eq!(chat("tool_choice", json!({"type": "function", "function": {"name": "f"}})), "tool_choice");
     assert_eq!(chat("tool_choice", json!({"type": "allowed_tools"})), "tool_choice.allowed_tools");
-    assert_eq!(chat("tool_choice", json!({"type": "custom"})), "tool_choice.type");
+    assert_eq!(chat("tool_choice", json!({"type": "custom"})), "tool_choice");
     let allowed = |mode: &str, tools: Value| {
         chat("tool_choice", json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}))
     };
     let named = json!([{"type": "function", "function": {"name": "f"}}]);
     assert_eq!(allowed("auto", json!([])), "tool_choice.allowed_tools.tools");
-    assert_eq!(allowed("auto", json!([{"type": "mcp"}])), "tool_choice.allowed_tools.tools[0].type");
+    assert_eq!(allowed("auto", json!([{"type": "mcp"}])), "tool_choice");
     assert_eq!(allowed("some", named.clone()), "tool_choice.allowed_tools.mode");
     assert_eq!(allowed("auto", named), "tool_choice", "there is no tool of that name");
     assert_eq!(chat("response_format", json!({"type": "xml"})), "response_format.type");

@@ -134,7 +134,7 @@ fn unsupported_responses_values_are_refused_by_param() {
     assert_eq!(bad(json!({"tools": [{"type": "function"}]})), "tools[0].name");
     assert_eq!(bad(json!({"tool_choice": "required"})), "tool_choice");
     assert_eq!(bad(json!({"tool_choice": {"type": "allowed_tools", "mode": "auto"}})), "tool_choice.tools");
-    assert_eq!(bad(json!({"tool_choice": {"type": "file_search"}})), "tool_choice.type");
+    assert_eq!(bad(json!({"tool_choice": {"type": "file_search"}})), "tool_choice");
     assert_eq!(bad(json!({"tool_choice": {"type": "function", "name": "f", "mode": "auto"}})), "tool_choice.mode");
     assert_eq!(bad(json!({"text": {"format": {"type": "grammar"}}})), "text.format.type");
     assert_eq!(bad(json!({"text": {"format": {"type": "json_schema", "name": "x"}}})), "text.format.schema");
