@@ -76,7 +76,7 @@ pub fn router(frontend: Arc<Frontend>, tells: HealthDetail, budget: Budget, answ
     let responses_kept = Arc::new(ResponseStore::new(MAX_KEPT_BYTES, MAX_KEPT_SECONDS));
     let warning_log = Arc::new(WarningLog::default());
     let shared = Shared { frontend, budget, answers, responses: responses_kept, warning_log, started };
-    Router::new()
+    let routes = Router::new()
         // Clients ask for it to see whether the server is there.
         .route("/", get(version))
         .route("/v1/models", get(models))
@@ -93,7 +93,11 @@ pub fn router(frontend: Arc<Frontend>, tells: HealthDetail, budget: Budget, answ
         .with_state(shared)
         .merge(health)
         .fallback(no_such_path)
-        .method_not_allowed_fallback(no_such_method)
+        .method_not_allowed_fallback(no_such_method);
+    // The header that names a path's methods is put in around the layers of its own router: errors are
+    // finished in a router around that.
+    Router::new()
+        .fallback_service(routes)
         .layer(middleware::from_fn(error::check_header))
         .layer(middleware::from_fn(error::finish))
 }

@@ -90,10 +90,10 @@ fn model_fingerprint_differs_between_models() {
 #[test]
 fn qwen2_without_biases_is_warned_of() {
     let folder = tempfile::tempdir().unwrap();
-    // Llama's tensors are those of Qwen2, but for the biases.
-    std::fs::copy(fixture("llama2").join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
-    let config = std::fs::read_to_string(fixture("llama2").join("config.json")).unwrap();
-    let config = config.replace("LlamaForCausalLM", "Qwen2ForCausalLM");
+    // Mistral's tensors are those of Qwen2, but for the biases.
+    std::fs::copy(fixture("mistral").join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    let config = std::fs::read_to_string(fixture("mistral").join("config.json")).unwrap();
+    let config = config.replace("MistralForCausalLM", "Qwen2ForCausalLM");
     std::fs::write(folder.path().join("config.json"), config).unwrap();
     let options = options(1, KvDtype::F32, 16);
     let (_, lines) = logged(|| load(folder.path(), &options));
