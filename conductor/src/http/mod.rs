@@ -94,8 +94,8 @@ pub fn router(frontend: Arc<Frontend>, tells: HealthDetail, budget: Budget, answ
         .merge(health)
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method);
-    // The header that names a path's methods is put in around the layers of its own router: errors are
-    // finished in a router around that.
+    // The header that names a path's methods is put in around the layers of its own router: errors
+    // are finished in a router around that.
     Router::new()
         .fallback_service(routes)
         .layer(middleware::from_fn(error::check_header))

@@ -7,8 +7,8 @@ use baton_proto::v1::tool_choice::Choice as WireChoice;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::error::{BadRequest, Inside, to_json};
-use crate::field::{Stray, cut};
+use crate::error::{BadRequest, to_json};
+use crate::field::cut;
 use crate::warnings::warn_object;
 
 /// Most tools of a body.
