@@ -123,7 +123,7 @@ pub fn name(key: &'static str, value: &str) -> Result<(), BadSetting> {
     Err(BadSetting::invalid(key, format!("{value:?}, but must have {form}")))
 }
 
-/// Names of something that are within bounds: at most [`MAX_NAMES`], each as [`name`] says.
+/// Names of something that are within bounds: at most 64, each as [`name`] says.
 ///
 /// # Errors
 /// There are more, or one is not.
