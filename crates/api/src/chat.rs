@@ -237,7 +237,7 @@ open_objects! {
 }
 
 objects! {
-    /// Of one tool, or of those that are allowed.
+    /// The choice of one tool, or of those that are allowed.
     struct ToolChoiceJson {
         r#type: String,
         function: Option<FunctionName>,
@@ -398,7 +398,7 @@ impl ChatRequest {
             "structured_outputs",
             self.structured_outputs.is_some(),
         );
-        // Without it, until the context is full.
+        // Without a limit, as much as fits.
         let max_tokens = self.max_completion_tokens.or(self.max_tokens).or(Some(u32::MAX));
         let sampling = v1::SamplingParameters { max_tokens, logprobs, ..self.sampling()? };
         let sampling = with_defaults(sampling, &context.defaults);

@@ -66,7 +66,8 @@ pub struct Context {
 /// Reads a body; says what of it was left out.
 ///
 /// # Errors
-/// It is not JSON, or not of that form; the error names the field, or the line and the column.
+/// The body is not JSON, or not of that form. The error names the field, or the line and the
+/// column.
 pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<(T, Warnings), BadRequest> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let (read, warnings) = warnings::collect(|| serde_path_to_error::deserialize(&mut json));

@@ -123,7 +123,7 @@ objects! {
         format: Option<OutputFormat>,
     }
 
-    /// Of the conversation before it becomes a prompt.
+    /// Edits of the conversation, to be done before it becomes a prompt.
     struct ContextManagement {
         #[serde(default, rename = "edits", deserialize_with = "or_default")]
         _edits: AtMost<Edit, 64>,
@@ -159,7 +159,7 @@ open_objects! {
 
     struct EditFields {
         r#type: String,
-        /// All that is kept is what is done without the edit.
+        /// What the edit keeps. One that keeps all changes nothing, and has no warning.
         keep: Option<Keep>,
     }
 }

@@ -116,7 +116,7 @@ objects! {
         _include_obfuscation: Ignored,
     }
 
-    /// Of one tool, or of those that are allowed.
+    /// The choice of one tool, or of those that are allowed.
     struct ToolChoiceJson {
         r#type: String,
         name: Option<String>,
@@ -193,7 +193,7 @@ impl ResponsesRequest {
         let sampling = v1::SamplingParameters {
             temperature: self.temperature,
             top_p: self.top_p,
-            // Without it, until the context is full.
+            // Without a limit, as much as fits.
             max_tokens: Some(self.max_output_tokens.unwrap_or(u32::MAX)),
             logprobs,
             structured_output: format.wire(),

@@ -25,7 +25,7 @@ impl Warnings {
         self.texts.is_empty()
     }
 
-    /// All of them on one line of printable ASCII, as a header takes it. At most 2 KiB.
+    /// Warnings on one line of printable ASCII, as a header takes it. At most 2 KiB.
     pub fn line(&self) -> String {
         let mut line = self.texts.join("; ");
         if self.more > 0 {

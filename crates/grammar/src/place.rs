@@ -31,7 +31,7 @@ impl Answer<'_> {
     /// milliseconds: not for the async threads.
     ///
     /// # Errors
-    /// It cannot be written or compiled: the error names the place in the schema.
+    /// The grammar cannot be written or compiled: the error names the place in the schema.
     pub fn checked_grammar(&self, compiler: &GrammarCompiler) -> Result<Option<CheckedGrammar>, GrammarError> {
         aside(|| self.checked_here(compiler))
     }

@@ -126,7 +126,7 @@ pub fn name(key: &'static str, value: &str) -> Result<(), BadSetting> {
 /// Names of something that are within bounds: at most 64, each as [`name`] says.
 ///
 /// # Errors
-/// There are more, or one is not.
+/// Too many names are given, or one is out of its bounds.
 pub fn names(key: &'static str, values: &[String]) -> Result<(), BadSetting> {
     if values.len() > MAX_NAMES {
         return Err(BadSetting::invalid(key, format!("{} names, but must be at most {MAX_NAMES}", values.len())));

@@ -62,7 +62,7 @@ pub(crate) fn chat_templates(folder: &Path) -> Result<Vec<(String, String)>, Tex
     Ok(templates)
 }
 
-/// One template, a list of named ones, or an object of them.
+/// Names and sources of one template, of a list of named ones, or of an object of them.
 fn listed(templates: &Value) -> Vec<(String, String)> {
     let pair = |name: &str, source: &Value| source.as_str().map(|source| (name.to_owned(), source.to_owned()));
     match templates {

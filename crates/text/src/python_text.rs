@@ -147,8 +147,8 @@ pub(crate) fn pad(text: &str, width: usize, fill: char, side: Side) -> String {
     }
 }
 
-/// Of an odd number of characters to fill in, CPython puts the last to the left if the width is
-/// odd.
+/// Centers a text. If an odd number of characters is to be filled in, the last goes to the left if
+/// the width is odd, as in CPython.
 pub(crate) fn center(text: &str, width: usize, fill: char) -> String {
     let missing = width.saturating_sub(text.chars().count());
     let left = missing / 2 + (missing & width & 1);

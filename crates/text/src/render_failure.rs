@@ -89,7 +89,7 @@ fn is_raised(error: &Error) -> bool {
     std::error::Error::source(error).is_some_and(|source| source.is::<Raised>())
 }
 
-/// One line, without the excerpt of the source.
+/// The error on one line, without the excerpt of the source.
 pub(crate) fn describe(error: &Error) -> String {
     let what = error.detail().map_or_else(|| error.kind().to_string(), ToOwned::to_owned);
     match error.line() {

@@ -499,6 +499,13 @@ fn parameter_names<'s>(source: &'s str, parameters: &[Token]) -> Vec<&'s str> {
 mod tests {
     use super::*;
 
+    /// Checks sources, each beside what it becomes.
+    fn assert_rewritten(cases: &[(&str, &str)]) {
+        for (source, expected) in cases {
+            assert_eq!(rewritten(source), *expected, "{source}");
+        }
+    }
+
     #[test]
     fn modulo_becomes_a_filter_of_its_product() {
         let cases = [
@@ -519,9 +526,7 @@ mod tests {
             ("a % b {{ {'%': {}} }} {{ '\\'%' }}", "a % b {{ {'%': {}} }} {{ '\\'%' }}"),
             ("{{ a % }}{{ 'open % x }}", "{{ a % }}{{ 'open % x }}"),
         ];
-        for (source, expected) in cases {
-            assert_eq!(rewritten(source), expected, "{source}");
-        }
+        assert_rewritten(&cases);
     }
 
     #[test]
@@ -532,9 +537,7 @@ mod tests {
             ("{{ a|e+b%c+d }}", "{{ ((a|e)|__plus((b)|__modulo(c)))|__plus(d) }}"),
             ("{{ x == a|e - 1 + b if y }}", "{{ x == (a|e - 1 )|__plus( b) if y }}"),
         ];
-        for (source, expected) in cases {
-            assert_eq!(rewritten(source), expected, "{source}");
-        }
+        assert_rewritten(&cases);
     }
 
     #[test]
@@ -548,9 +551,7 @@ mod tests {
             ("{% for %}{% for x in %}{% set %}{% set = %}", "{% for %}{% for x in %}{% set %}{% set = %}"),
             ("{% raw %}\n{% endraw %}{{ +1 - +2 }}", "{% raw +%}\n{% endraw %}{{ 1 - 2 }}"),
         ];
-        for (source, expected) in cases {
-            assert_eq!(rewritten(source), expected, "{source}");
-        }
+        assert_rewritten(&cases);
     }
 
     #[test]
@@ -569,9 +570,7 @@ mod tests {
             ),
             ("endgeneration {% add_generation_prompt %", "endgeneration {% add_generation_prompt %"),
         ];
-        for (source, expected) in cases {
-            assert_eq!(rewritten(source), expected, "{source}");
-        }
+        assert_rewritten(&cases);
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub struct SamplingParams {
 /// What a model's authors advise for sampling. It is used for what a request leaves open.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SamplingDefaults {
-    /// As in [`SamplingParams`], and the same for the others.
+    /// Temperature, in the range of [`SamplingParams`], as all of these are.
     pub temperature: Option<f32>,
     /// Tokens that are kept; 0 keeps all.
     pub top_k: Option<u32>,

@@ -175,7 +175,7 @@ impl TryFrom<BlockFields> for Block {
     }
 }
 
-/// Those that there are, as lines.
+/// Texts as lines of one text; none and empty ones are left out.
 fn lines<const N: usize>(texts: [Option<String>; N]) -> String {
     let texts: Vec<_> = texts.into_iter().flatten().filter(|text| !text.is_empty()).collect();
     texts.join("\n")
@@ -233,7 +233,7 @@ impl BlockFields {
 }
 
 impl Block {
-    /// One of a kind that is no text: who has it refuses it, or leaves it out.
+    /// A block of a kind that is no text. The message that has it refuses it, or leaves it out.
     fn no_text(kind: String) -> Self {
         warn_not_shown(&kind);
         Self::NoText(kind)

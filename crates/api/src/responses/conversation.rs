@@ -27,7 +27,7 @@ pub(crate) enum Entry {
         name: Option<String>,
         content: String,
     },
-    /// One that was kept, by its id.
+    /// An item that was kept, by its id.
     Reference(String),
 }
 

@@ -135,7 +135,7 @@ impl TryFrom<ItemFields> for Item {
                 return Err(BadRequest::new("type", problem).into());
             }
             other => {
-                let served = "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, reasoning or item_reference";
+                let served = "message, reasoning, item_reference, a call (function_call, custom_tool_call, local_shell_call, shell_call) or its output";
                 return Err(BadRequest::kind("type", other, served).into());
             }
         };
@@ -200,7 +200,7 @@ impl ItemFields {
         Ok(Entry::Returned { call_id, name: self.name, content })
     }
 
-    /// Its text, or what is told of it.
+    /// Reads the text of a reasoning, or the summary if it has no text.
     fn reasoning(self) -> Result<Entry, BadRequest> {
         self.warn_of_others("reasoning", &["content", "summary"]);
         let content = self.content.map(|content| text("content", content, "")).transpose()?;

@@ -115,7 +115,8 @@ impl ResponseStore {
         Ok(entry.clone())
     }
 
-    /// All that was said up to a response and in it. A part that is kept no longer is an error.
+    /// Entries of all that was said up to a response and in it. A part that is kept no longer is an
+    /// error.
     pub(crate) fn conversation(&self, id: &str, now: u64, room: &mut Room) -> Result<Vec<Entry>, NotGiven> {
         let mut inner = self.inner();
         let mut turns = Vec::new();

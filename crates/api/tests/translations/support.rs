@@ -15,7 +15,7 @@ pub fn context() -> Context {
     keeping(&Arc::new(ResponseStore::new(1 << 20, 60)))
 }
 
-/// One whose responses are kept there.
+/// A context that keeps its responses there.
 pub fn keeping(responses: &Arc<ResponseStore>) -> Context {
     let decode = |tokens: &[u32]| tokens.iter().flat_map(|token| format!("<{token}>").into_bytes()).collect();
     let defaults = SamplingDefaults::default();

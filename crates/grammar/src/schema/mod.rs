@@ -38,11 +38,11 @@ const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "arr
 /// How exactly a schema is to be held to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Demand {
-    /// As far as can be: what is not served is left out.
+    /// Holds to it as far as can be: what is not served is left out.
     Lenient,
-    /// Exactly, but that unknown formats say nothing.
+    /// Holds to it exactly, but unknown formats say nothing.
     Plain,
-    /// Exactly, and objects have no properties but those that are named.
+    /// Holds to it exactly, and objects have no properties but those that are named.
     Strict,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Translated {
 /// the types are left.
 ///
 /// # Errors
-/// It is none, or has what is not served.
+/// The value is no schema, or has what is not served.
 pub(crate) fn translated(
     schema: &Value,
     pointer: &str,

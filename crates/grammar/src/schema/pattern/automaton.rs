@@ -33,7 +33,7 @@ impl Automaton {
     /// are at the start of the text.
     ///
     /// # Errors
-    /// They are wrong, have what is not served, or cost too much.
+    /// The parts are wrong, have what is not served, or cost too much.
     pub(super) fn new(parts: &[Part], is_start: bool) -> Result<Self, String> {
         let mut language = Language { builder: RegexBuilder::new(), blocks: vec![class(&[('\0', char::MAX)])] };
         let all = language.sequence(parts, None, is_start)?;
@@ -50,7 +50,7 @@ impl Automaton {
     /// An expression without look-aheads.
     ///
     /// # Errors
-    /// It is too long.
+    /// The expression is too long.
     pub(super) fn expression(self) -> Result<Hir, String> {
         self.edges.expression(self.states)
     }

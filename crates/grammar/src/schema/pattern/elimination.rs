@@ -68,7 +68,7 @@ impl Edges {
     /// The expression of the automaton's language, for whole texts.
     ///
     /// # Errors
-    /// It is too long.
+    /// The expression is too long.
     pub(super) fn expression(self, states: usize) -> Result<Hir, String> {
         if states > MAX_STATES {
             return Err(TOO_COMPLEX.to_owned());

@@ -42,7 +42,7 @@ impl Work {
 /// Patterns for the library that are all found in the texts in which this one is found.
 ///
 /// # Errors
-/// It is none, or has what is not served.
+/// The pattern is no regular expression, or has what is not served.
 pub(super) fn written(pattern: &str, work: &mut Work) -> Result<Vec<String>, String> {
     if !syntax::looks_around(pattern) {
         check(pattern, work)?;

@@ -27,7 +27,7 @@ pub(super) fn looks_around(pattern: &str) -> bool {
 /// Reads a regular expression.
 ///
 /// # Errors
-/// Its groups are wrong, or it has what is not served.
+/// Groups of the expression are wrong, or it has what is not served.
 pub(super) fn parse(pattern: &str) -> Result<Branches, String> {
     let mut parser = Parser { chars: pattern.chars().collect(), at: 0, depth: 0 };
     if parser.chars.len() > MAX_CHARS {
