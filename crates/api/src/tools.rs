@@ -133,7 +133,9 @@ impl Tools {
             ToolChoice::Named(name) => return Err(unknown(&name)),
             ToolChoice::Allowed { names, is_required } => {
                 let (known, others): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| self.names.contains(name));
-                if let Some(name) = others.first().filter(|_| !self.has_left_out) {
+                if let Some(name) = others.first()
+                    && !self.has_left_out
+                {
                     return Err(unknown(name));
                 }
                 let has_none = known.is_empty();

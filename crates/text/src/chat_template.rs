@@ -232,7 +232,9 @@ impl ChatTemplate {
         rendered.map_err(RenderFailure::Engine)?;
         let not_text = |_| RenderFailure::Engine(Error::new(ErrorKind::BadSerialization, "no UTF-8"));
         let mut marked = String::from_utf8(output.bytes).map_err(not_text)?;
-        if let Some(last) = conversation.messages.last().filter(|_| conversation.continue_final_message) {
+        if let Some(last) = conversation.messages.last()
+            && conversation.continue_final_message
+        {
             cut_after(&mut marked, &marker.content(&last.content, Author::Model))?;
         }
         let mark = Some(marker.mark()).filter(|&mark| marked.contains(mark));
@@ -273,7 +275,8 @@ impl ChatTemplate {
 /// (`continue_final_message`). White space around the content stays if the template left it there.
 fn cut_after(rendered: &mut String, content: &str) -> Result<(), RenderFailure> {
     let said = content.trim();
-    let Some(start) = rendered.rfind(said).filter(|_| !said.is_empty()) else {
+    let start = if said.is_empty() { None } else { rendered.rfind(said) };
+    let Some(start) = start else {
         let problem = "the last message cannot be continued: the chat template does not show its content as it is";
         return Err(RenderFailure::Messages(problem.to_owned()));
     };

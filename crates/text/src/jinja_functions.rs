@@ -540,7 +540,10 @@ impl Object for Variadic {
     }
 
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        let name = self.inner.get_attr("name").ok().filter(|_| key.as_str() == Some("name"))?;
+        if key.as_str() != Some("name") {
+            return None;
+        }
+        let name = self.inner.get_attr("name").ok()?;
         Some(Value::from(name.as_str()?.trim_end_matches(NAMED)))
     }
 

@@ -115,9 +115,12 @@ struct Tag {
 }
 
 impl Tag {
-    /// The name of a block's tag.
+    /// The name of a block's tag; empty for an expression.
     fn name<'s>(&self, source: &'s str) -> &'s str {
-        self.tokens.first().filter(|_| self.is_block).map_or("", |token| token.text(source))
+        match self.tokens.first() {
+            Some(token) if self.is_block => token.text(source),
+            _ => "",
+        }
     }
 }
 

@@ -40,9 +40,9 @@ pub(crate) fn is_later_file(name: &str) -> bool {
     let Some((rest, count)) = name.strip_suffix(".gguf").and_then(|name| name.rsplit_once("-of-")) else {
         return false;
     };
-    let number = |digits: &str| digits.parse::<u32>().ok().filter(|_| digits.len() == 5);
-    let index = rest.rsplit_once('-').and_then(|(_, index)| number(index));
-    number(count).is_some() && index.is_some_and(|index| index > 1)
+    let Some((_, index)) = rest.rsplit_once('-') else { return false };
+    let is_number = |digits: &str| digits.len() == 5 && digits.bytes().all(|digit| digit.is_ascii_digit());
+    is_number(count) && is_number(index) && index > "00001"
 }
 
 fn ending(index: u32, count: u32) -> String {
