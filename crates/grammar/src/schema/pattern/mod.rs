@@ -4,7 +4,10 @@ mod automaton;
 mod elimination;
 mod syntax;
 
-use llguidance::derivre::{RegexAst, RegexBuilder};
+use std::panic::AssertUnwindSafe;
+
+use llguidance::derivre::{ExprRef, RegexAst, RegexBuilder};
+use llguidance::panic_utils::catch_unwind;
 use llguidance::regex_to_lark;
 
 use crate::problem::problem;
@@ -23,6 +26,8 @@ const TOO_COMPLEX: &str = "the regex is too complex";
 #[derive(Default)]
 pub(super) struct Work {
     expressions: RegexBuilder,
+    /// Cost of expressions that were thrown away.
+    lost: u64,
     states: usize,
 }
 
@@ -37,6 +42,23 @@ impl Work {
         self.states += automaton.as_ref().map_or(automaton::MAX_STATES, |automaton| automaton.states);
         automaton
     }
+
+    /// Expression of the library that finds a pattern. The library panics on some alternatives that
+    /// find the same, such as `(?:-[\0-\u{10ffff}]*)$|-`.
+    fn expression(&mut self, pattern: &str) -> Result<ExprRef, String> {
+        let search = RegexAst::SearchRegex(regex_to_lark(pattern, "dw"));
+        let Ok(made) = catch_unwind(AssertUnwindSafe(|| Ok(self.expressions.mk(&search)))) else {
+            // What it left half done must not be built upon.
+            let broken = std::mem::take(&mut self.expressions);
+            self.lost += broken.exprset().cost();
+            return Err("alternatives that find the same are not supported".to_owned());
+        };
+        let expression = made.map_err(|error| library_problem(&error))?;
+        if self.lost + self.expressions.exprset().cost() > MAX_COST {
+            return Err(TOO_COMPLEX.to_owned());
+        }
+        Ok(expression)
+    }
 }
 
 /// Patterns for the library that are all found in the texts in which this one is found.
@@ -45,7 +67,7 @@ impl Work {
 /// The pattern is no regular expression, or has what is not served.
 pub(super) fn written(pattern: &str, work: &mut Work) -> Result<Vec<String>, String> {
     if !syntax::looks_around(pattern) {
-        check(pattern, work)?;
+        work.expression(pattern)?;
         return Ok(vec![pattern.to_owned()]);
     }
     let branches = syntax::parse(pattern)?;
@@ -54,11 +76,11 @@ pub(super) fn written(pattern: &str, work: &mut Work) -> Result<Vec<String>, Str
 
 fn one_written(branches: &Branches, work: &mut Work) -> Result<String, String> {
     if let Some(text) = syntax::plain_text(branches) {
-        check(&text, work)?;
+        work.expression(&text)?;
         return Ok(text);
     }
     let text = ways(branches, &[], false, work)?;
-    check(&text, work)?;
+    work.expression(&text)?;
     Ok(text)
 }
 
@@ -94,13 +116,6 @@ fn way(parts: &[Part], is_start: bool, work: &mut Work) -> Result<String, String
         }
     }
     Ok(text)
-}
-
-/// Checks that the library takes a pattern.
-fn check(pattern: &str, work: &mut Work) -> Result<(), String> {
-    let search = RegexAst::SearchRegex(regex_to_lark(pattern, "dw"));
-    work.expressions.mk(&search).map_err(|error| library_problem(&error))?;
-    if work.expressions.exprset().cost() > MAX_COST { Err(TOO_COMPLEX.to_owned()) } else { Ok(()) }
 }
 
 /// What the library says of an expression, in words about it.
