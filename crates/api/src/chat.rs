@@ -1,25 +1,27 @@
-//! OpenAI's `/v1/chat/completions`. Images, audio and files are refused by name.
+//! OpenAI's `/v1/chat/completions`. Images, audio and files are refused by name, but for those that
+//! a tool returned: the model reads that they are not shown.
 
 mod answer;
 
-use std::fmt;
+use std::collections::BTreeMap;
 
 use baton_proto::v1;
 use baton_proto::v1::generate_request::Prompt as WirePrompt;
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, Visitor};
-use serde_json::{Map, Value};
+use serde::de::{Deserializer, Error};
+use serde_json::value::{RawValue, to_raw_value};
 
 use crate::Context;
 use crate::answer::{Call, Head};
 use crate::common::{Objectives, generation_request, with_defaults};
-use crate::error::{BadRequest, FieldNames, Inside, Wording};
+use crate::error::{BadRequest, FieldNames, Inside, Wording, to_json};
 use crate::field::{
-    AtMost, Entries, Ignored, JsonObject, LeftOut, MAX_CONTENT_BYTES, Refused, Stray, TextOr, count, cut, objects,
-    open_objects, or_default,
+    AtMost, Entries, Ignored, Json, JsonObject, LeftOut, MAX_CONTENT_BYTES, Refused, Stray, TextOr, count, cut,
+    objects, open_objects, or_default,
 };
-use crate::format::Schema;
+use crate::format::{Schema, tool_schema};
 use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools, leave_out};
+use crate::warnings::{not_shown, warn_not_shown};
 
 use answer::ChatAnswer;
 
@@ -47,6 +49,8 @@ pub(crate) const MAX_MESSAGES: usize = 65_536;
 pub(crate) type MessageList<T> = AtMost<T, MAX_MESSAGES>;
 /// Tools, in this API's form.
 pub(crate) type ToolList = AtMost<ToolJson, MAX_TOOLS>;
+/// Longest list or object that is a variable of the template, bytes.
+const MAX_TREE_BYTES: usize = 8 << 10;
 /// Parts of a message, at most.
 type Parts = AtMost<Part, 4096>;
 
@@ -64,7 +68,7 @@ generation_request! {
         top_logprobs: Option<u32>,
         /// More variables of the chat template, as vLLM takes them.
         #[serde(default, deserialize_with = "or_default")]
-        chat_template_kwargs: Entries<Plain, 64>,
+        chat_template_kwargs: Entries<Variable, 64>,
         #[serde(default, deserialize_with = "or_default")]
         modalities: AtMost<String, 8>,
         #[serde(default, deserialize_with = "or_default")]
@@ -102,45 +106,20 @@ generation_request! {
     }
 }
 
-/// A value that has no parts: a tree could take far more memory than its text.
+/// A variable of the template. The tree of a list or an object could take far more memory than its
+/// text, so those are short.
 #[derive(Debug)]
-struct Plain(Value);
+struct Variable(Box<RawValue>);
 
-impl<'de> Deserialize<'de> for Plain {
+impl<'de> Deserialize<'de> for Variable {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Any;
-        impl Visitor<'_> for Any {
-            type Value = Plain;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text, a number, true, false or null")
-            }
-
-            fn visit_unit<E: Error>(self) -> Result<Plain, E> {
-                Ok(Plain(Value::Null))
-            }
-
-            fn visit_bool<E: Error>(self, value: bool) -> Result<Plain, E> {
-                Ok(Plain(value.into()))
-            }
-
-            fn visit_i64<E: Error>(self, value: i64) -> Result<Plain, E> {
-                Ok(Plain(value.into()))
-            }
-
-            fn visit_u64<E: Error>(self, value: u64) -> Result<Plain, E> {
-                Ok(Plain(value.into()))
-            }
-
-            fn visit_f64<E: Error>(self, value: f64) -> Result<Plain, E> {
-                Ok(Plain(value.into()))
-            }
-
-            fn visit_str<E: Error>(self, value: &str) -> Result<Plain, E> {
-                Ok(Plain(value.into()))
-            }
+        let Json(value) = Json::<MAX_CONTENT_BYTES>::deserialize(deserializer)?;
+        let bytes = value.get().len();
+        if value.get().starts_with(['[', '{']) && bytes > MAX_TREE_BYTES {
+            let problem = format!("a list or an object of {bytes} bytes, but at most {MAX_TREE_BYTES} are taken");
+            return Err(D::Error::custom(problem));
         }
-        deserializer.deserialize_any(Any)
+        Ok(Self(value))
     }
 }
 
@@ -154,6 +133,7 @@ open_objects! {
     struct FunctionJson {
         name: String,
         description: Option<String>,
+        #[serde(default, deserialize_with = "tool_schema")]
         parameters: Option<Schema>,
         strict: Option<bool>,
     }
@@ -214,7 +194,7 @@ open_objects! {
         name: String,
         /// Null and empty are no arguments.
         #[serde(default, deserialize_with = "or_default")]
-        arguments: String,
+        arguments: Arguments,
         /// What the official client's helpers add.
         #[serde(default, rename = "parsed_arguments")]
         _parsed_arguments: Ignored,
@@ -224,7 +204,8 @@ open_objects! {
         r#type: String,
         text: Option<String>,
         refusal: Option<String>,
-        thinking: Option<String>,
+        /// A text, or Mistral's list of texts.
+        thinking: Option<TextOr<AtMost<Thought, 4096>>>,
         #[serde(default, rename = "prompt_cache_breakpoint")]
         _prompt_cache_breakpoint: Ignored,
         #[serde(default, rename = "cache_control")]
@@ -233,6 +214,14 @@ open_objects! {
         _annotations: Ignored,
         #[serde(default, rename = "signature")]
         _signature: Ignored,
+        #[serde(default, rename = "closed")]
+        _closed: Ignored,
+    }
+
+    struct Thought {
+        text: String,
+        #[serde(default, rename = "type")]
+        _type: Ignored,
     }
 }
 
@@ -311,20 +300,39 @@ impl TryFrom<ToolCallFields> for ToolCall {
 
     fn try_from(fields: ToolCallFields) -> Result<Self, Inside> {
         let ToolCallFields { id, r#type, function, .. } = fields;
-        if let Some(kind) = r#type.filter(|kind| kind != "function") {
+        // A client that puts a stream together may leave it empty.
+        if let Some(kind) = r#type.filter(|kind| kind != "function" && !kind.is_empty()) {
             return Err(BadRequest::kind("type", &kind, "function").into());
         }
-        let CalledFunction { name, arguments, .. } = function.ok_or_else(|| BadRequest::missing("function"))?;
+        let CalledFunction { name, arguments: Arguments(arguments), .. } =
+            function.ok_or_else(|| BadRequest::missing("function"))?;
         Ok(Self(v1::ToolCall { id, name, arguments }))
     }
 }
 
-/// A part of a message that is text; other kinds are refused by name.
+/// Arguments of a call, as text. Some clients send the object itself.
+#[derive(Debug, Default)]
+struct Arguments(String);
+
+impl<'de> Deserialize<'de> for Arguments {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Json(json) = Json::<{ usize::MAX }>::deserialize(deserializer)?;
+        match json.get().as_bytes() {
+            [b'{', ..] => Ok(Self(Box::<str>::from(json).into_string())),
+            [b'"', ..] => serde_json::from_str(json.get()).map(Self).map_err(D::Error::custom),
+            _ => Err(D::Error::custom("is neither a text nor an object")),
+        }
+    }
+}
+
+/// A part of a message.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "PartFields")]
 enum Part {
     Text(String),
     Thought(String),
+    /// An image, or another kind that is no text.
+    NoText(String),
 }
 
 impl TryFrom<PartFields> for Part {
@@ -333,26 +341,43 @@ impl TryFrom<PartFields> for Part {
     fn try_from(PartFields { r#type, text, refusal, thinking, .. }: PartFields) -> Result<Self, Inside> {
         let missing = |field: &str| BadRequest::missing(field);
         match r#type.as_str() {
-            "text" => Ok(Self::Text(text.ok_or_else(|| missing("text"))?)),
+            // The Responses API's names, too: clients of both mix them.
+            "text" | "input_text" | "output_text" => Ok(Self::Text(text.ok_or_else(|| missing("text"))?)),
             "refusal" => Ok(Self::Text(refusal.ok_or_else(|| missing("refusal"))?)),
-            "thinking" => Ok(Self::Thought(thinking.ok_or_else(|| missing("thinking"))?)),
-            other => Err(BadRequest::kind("type", other, "text, refusal or thinking").into()),
+            "thinking" => match thinking.ok_or_else(|| missing("thinking"))? {
+                TextOr::Text(thought) => Ok(Self::Thought(thought)),
+                TextOr::Parts(AtMost(thoughts)) => {
+                    Ok(Self::Thought(thoughts.into_iter().map(|Thought { text, .. }| text).collect()))
+                }
+            },
+            _ => {
+                warn_not_shown(&r#type);
+                Ok(Self::NoText(r#type))
+            }
         }
     }
 }
 
 impl Message {
-    fn wire(self) -> v1::ChatMessage {
+    /// A message of the wire. What a tool said says so much of what is no text: the model must not
+    /// take it for empty. Other messages refuse it.
+    fn wire(self) -> Result<v1::ChatMessage, BadRequest> {
+        let is_tool = ["tool", "function"].contains(&self.role.as_str());
         let mut reasoning = if self.reasoning.is_empty() { self.reasoning_content } else { self.reasoning };
         let mut texts = Vec::new();
         match self.content {
             None => {}
             Some(TextOr::Text(text)) => texts.push(text),
             Some(TextOr::Parts(AtMost(parts))) => {
-                for part in parts {
+                for (index, part) in parts.into_iter().enumerate() {
                     match part {
                         Part::Text(text) => texts.push(text),
                         Part::Thought(thought) => reasoning.push_str(&thought),
+                        Part::NoText(kind) if is_tool => texts.push(not_shown(&kind)),
+                        Part::NoText(kind) => {
+                            let path = format!("content[{index}].type");
+                            return Err(BadRequest::kind(path, &kind, "text, refusal or thinking"));
+                        }
                     }
                 }
             }
@@ -360,7 +385,7 @@ impl Message {
         if !self.refusal.is_empty() {
             texts.push(self.refusal);
         }
-        v1::ChatMessage {
+        Ok(v1::ChatMessage {
             // Templates know the older name of the role.
             role: if self.role == "developer" { "system".to_owned() } else { self.role },
             // Parts are lines of one text.
@@ -369,13 +394,16 @@ impl Message {
             reasoning,
             tool_calls: self.tool_calls.0.into_iter().map(|ToolCall(call)| call).collect(),
             tool_call_id: self.tool_call_id,
-        }
+        })
     }
 }
 
 /// The prompt of a conversation.
-pub(crate) fn conversation(messages: MessageList<Message>) -> v1::MessagesPrompt {
-    v1::MessagesPrompt { messages: messages.0.into_iter().map(Message::wire).collect(), ..Default::default() }
+pub(crate) fn conversation(messages: MessageList<Message>) -> Result<v1::MessagesPrompt, BadRequest> {
+    let numbered = messages.0.into_iter().enumerate();
+    let messages =
+        numbered.map(|(index, message)| message.wire().map_err(|bad| bad.inside(&format!("messages[{index}]"))));
+    Ok(v1::MessagesPrompt { messages: messages.collect::<Result<_, _>>()?, ..Default::default() })
 }
 
 impl ChatRequest {
@@ -410,7 +438,7 @@ impl ChatRequest {
     }
 
     fn prompt(&mut self) -> Result<v1::MessagesPrompt, BadRequest> {
-        let mut prompt = conversation(std::mem::take(&mut self.messages));
+        let mut prompt = conversation(std::mem::take(&mut self.messages))?;
         prompt.documents = self.documents.0.iter().map(|JsonObject(document)| document.get().to_owned()).collect();
         prompt.template_variables = self.template_variables()?;
         prompt.continue_final_message = self.continue_final_message;
@@ -437,13 +465,16 @@ impl ChatRequest {
     /// As a JSON object; empty for none.
     fn template_variables(&mut self) -> Result<String, BadRequest> {
         let Entries(variables) = std::mem::take(&mut self.chat_template_kwargs);
-        let mut variables: Map<_, _> = variables.into_iter().map(|(name, Plain(value))| (name, value)).collect();
+        let mut variables: BTreeMap<_, _> =
+            variables.into_iter().map(|(name, Variable(value))| (name, value)).collect();
         if let Some(effort) = self.reasoning_effort.take() {
             check_effort("reasoning_effort", &effort)?;
             // Who names the variable itself means that.
-            variables.entry("reasoning_effort").or_insert(Value::String(effort));
+            let effort =
+                to_raw_value(&effort).map_err(|error| BadRequest::new("reasoning_effort", error.to_string()))?;
+            variables.entry("reasoning_effort".to_owned()).or_insert(effort);
         }
-        Ok(if variables.is_empty() { String::new() } else { Value::Object(variables).to_string() })
+        Ok(if variables.is_empty() { String::new() } else { to_json(&variables) })
     }
 }
 
@@ -512,5 +543,6 @@ pub(crate) fn taken() -> Vec<(&'static str, Vec<&'static str>)> {
         ("ChatToolCall", taken::<ToolCallFields>()),
         ("CalledFunction", taken::<CalledFunction>()),
         ("ChatPart", taken::<PartFields>()),
+        ("Thought", taken::<Thought>()),
     ]
 }

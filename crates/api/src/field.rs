@@ -122,17 +122,15 @@ pub(crate) fn integer<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializ
     deserializer.deserialize_any(Integer(PhantomData))
 }
 
-/// A number of something, or none: from `LEAST` to `MOST`, which is without bound if it is that of
-/// the type.
+/// A number of something, or none: from `LEAST` to `MOST`. If that is the type's, larger ones are
+/// it.
 pub(crate) fn count<'de, D: Deserializer<'de>, const LEAST: u32, const MOST: u32>(
     deserializer: D,
 ) -> Result<Option<u32>, D::Error> {
-    let Some(given) = integer::<D, i64>(deserializer)? else { return Ok(None) };
+    let Some(given) = integer::<D, i128>(deserializer)? else { return Ok(None) };
     match u32::try_from(given) {
         Ok(count) if (LEAST..=MOST).contains(&count) => Ok(Some(count)),
-        _ if MOST == u32::MAX && given > 0 => {
-            Err(D::Error::custom(format_args!("{given}, but at most {MOST} is taken")))
-        }
+        _ if MOST == u32::MAX && given > 0 => Ok(Some(MOST)),
         _ if MOST == u32::MAX => Err(D::Error::custom(format_args!("{given}, but must be at least {LEAST}"))),
         _ => Err(D::Error::custom(format_args!("{given}, but must be from {LEAST} to {MOST}"))),
     }

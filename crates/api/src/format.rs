@@ -3,6 +3,9 @@
 use baton_proto::v1::structured_output::Form;
 use baton_proto::v1::{Choices, StructuredOutput};
 
+use serde::Deserialize;
+use serde::de::{Deserializer, Error};
+
 use crate::common::check_bytes;
 use crate::error::BadRequest;
 use crate::field::{AtMost, Ignored, Json, JsonObject, MAX_SCHEMA_BYTES, Refused, Stray, objects, or_default};
@@ -11,17 +14,27 @@ use crate::tools::check_name;
 /// A JSON schema.
 pub(crate) type Schema = JsonObject<MAX_SCHEMA_BYTES>;
 
+/// Reads the schema of a tool's arguments. Some languages write an empty object as an empty list.
+pub(crate) fn tool_schema<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Schema>, D::Error> {
+    let Some(Json(schema)) = Option::<Json<MAX_SCHEMA_BYTES>>::deserialize(deserializer)? else { return Ok(None) };
+    let is_empty_list = schema.get().strip_prefix('[').is_some_and(|rest| rest.trim_ascii_start() == "]");
+    let text = if is_empty_list { "{}" } else { schema.get() };
+    Schema::deserialize(&mut serde_json::Deserializer::from_str(text)).map(Some).map_err(D::Error::custom)
+}
+
 objects! {
     /// OpenAI's.
     pub(crate) struct ResponseFormat {
         r#type: String,
         json_schema: Option<JsonSchema>,
+        /// A schema where other servers take it, beside either type.
+        schema: Option<Schema>,
         #[serde(default, rename = "?")]
         stray: Stray,
     }
 
     struct JsonSchema {
-        name: String,
+        name: Option<String>,
         #[serde(default, rename = "description")]
         _description: Ignored,
         schema: Option<Schema>,
@@ -59,21 +72,24 @@ pub(crate) fn structured_output(
 
 impl ResponseFormat {
     fn form(&self) -> Result<Option<Form>, BadRequest> {
-        let form = match (self.r#type.as_str(), &self.json_schema) {
-            ("text", None) => None,
-            ("json_object", None) => Some(Form::JsonObject(true)),
-            ("json_schema", Some(JsonSchema { name, schema, strict, .. })) => {
-                check_name("response_format.json_schema.name", name, 64)?;
+        let nothing =
+            |field: &str| Err(BadRequest::new(format!("response_format.{field}"), "says nothing to this type"));
+        let form = match (self.r#type.as_str(), &self.json_schema, &self.schema) {
+            ("text", None, None) => None,
+            ("json_object", None, None) => Some(Form::JsonObject(true)),
+            ("json_schema", Some(JsonSchema { name, schema, strict, .. }), None) => {
+                if let Some(name) = name {
+                    check_name("response_format.json_schema.name", name, 64)?;
+                }
                 let missing = || BadRequest::missing("response_format.json_schema.schema");
                 let JsonObject(schema) = schema.as_ref().ok_or_else(missing)?;
                 Some(json_schema(schema.get(), *strict))
             }
-            ("json_schema", None) => return Err(BadRequest::missing("response_format.json_schema")),
-            ("text" | "json_object", Some(_)) => {
-                let problem = "says nothing to this type";
-                return Err(BadRequest::new("response_format.json_schema", problem));
-            }
-            (other, _) => {
+            ("json_object" | "json_schema", None, Some(JsonObject(schema))) => Some(json_schema(schema.get(), None)),
+            ("json_schema", None, None) => return Err(BadRequest::missing("response_format.json_schema")),
+            ("json_schema", Some(_), Some(_)) | ("text", None, Some(_)) => return nothing("schema"),
+            ("text" | "json_object", Some(_), _) => return nothing("json_schema"),
+            (other, ..) => {
                 let served = "text, json_object or json_schema";
                 return Err(BadRequest::kind("response_format.type", other, served));
             }

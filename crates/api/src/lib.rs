@@ -176,7 +176,15 @@ mod tests {
         );
         assert_eq!(chat(r#"{"messages": [{"content": "x"}]}"#).0, "messages[0].role");
         assert_eq!(chat(r#"{"messages": [], "audio": {}}"#), ("audio".into(), "is not served here".into()));
-        assert_eq!(chat(r#"{"messages": [], "chat_template_kwargs": {"a": [1]}}"#).0, "chat_template_kwargs.a");
+        assert_eq!(chat(r#"{"messages": [], "chat_template_kwargs": {"a": x}}"#).0, "body");
+        for (field, hint) in [
+            ("n_predict", "did you mean max_tokens?"),
+            ("repeat_penalty", "did you mean repetition_penalty?"),
+            ("enable_thinking", "chat_template_kwargs may have it"),
+        ] {
+            let (_, problem) = chat(&format!(r#"{{"messages": [], "{field}": 1}}"#));
+            assert_eq!(problem, format!("this field is not known; {hint}"));
+        }
         let (param, problem) = chat(r#"{"messages": [], "max_tokens": 5.5}"#);
         assert_eq!((param.as_str(), problem.as_str()), ("max_tokens", "5.5, but must be an integer"));
         assert_eq!(chat(r#"{"messages": [], "max_tokens": 1e300}"#).1, "1e300, but must be an integer");

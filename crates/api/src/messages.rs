@@ -18,7 +18,7 @@ use crate::error::{BadRequest, FieldNames, Inside, Wording};
 use crate::field::{
     AtMost, Ignored, Json, JsonObject, LeftOut, Refused, Stray, TextOr, count, cut, objects, open_objects, or_default,
 };
-use crate::format::Schema;
+use crate::format::{Schema, tool_schema};
 use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools, leave_out};
 use crate::warnings::warn_object;
 
@@ -85,6 +85,8 @@ objects! {
         #[serde(default)]
         anthropic_version: Ignored,
         #[serde(default)]
+        fallback_credit_token: Ignored,
+        #[serde(default)]
         client_metadata: Ignored,
         /// What only Anthropic's own tools need.
         #[serde(default)]
@@ -120,6 +122,8 @@ objects! {
 
     struct OutputConfig {
         effort: Option<String>,
+        #[serde(default, rename = "task_budget")]
+        _task_budget: LeftOut,
         format: Option<OutputFormat>,
     }
 
@@ -143,6 +147,7 @@ open_objects! {
         #[serde(default, deserialize_with = "or_default")]
         name: String,
         description: Option<String>,
+        #[serde(default, deserialize_with = "tool_schema")]
         input_schema: Option<Schema>,
         strict: Option<bool>,
         #[serde(default, rename = "cache_control")]

@@ -147,13 +147,45 @@ struct Elsewhere {
     hint: &'static str,
 }
 
-const ELSEWHERE: [Elsewhere; 6] = [
+const ELSEWHERE: [Elsewhere; 13] = [
     Elsewhere { name: "max_completion_tokens", beside: "max_tokens", hint: "did you mean max_tokens?" },
     Elsewhere { name: "timeout_ms", beside: "baton", hint: "did you mean baton.timeout_ms?" },
     Elsewhere { name: "timeout", beside: "baton", hint: "baton.timeout_ms is, in milliseconds" },
     Elsewhere { name: "ttft_slo_ms", beside: "baton", hint: "did you mean baton.ttft_slo_ms?" },
     Elsewhere { name: "tbt_slo_ms", beside: "baton", hint: "did you mean baton.tbt_slo_ms?" },
     Elsewhere { name: "prompt_logprobs", beside: "echo", hint: "logprobs with echo gives those of the prompt" },
+    Elsewhere { name: "n_predict", beside: "max_tokens", hint: "did you mean max_tokens?" },
+    Elsewhere { name: "max_new_tokens", beside: "max_tokens", hint: "did you mean max_tokens?" },
+    Elsewhere { name: "max_output_tokens", beside: "max_tokens", hint: "did you mean max_tokens?" },
+    Elsewhere { name: "max_tokens", beside: "max_output_tokens", hint: "did you mean max_output_tokens?" },
+    Elsewhere { name: "repeat_penalty", beside: "repetition_penalty", hint: "did you mean repetition_penalty?" },
+    Elsewhere { name: "enable_thinking", beside: "chat_template_kwargs", hint: "chat_template_kwargs may have it" },
+    Elsewhere {
+        name: "thinking",
+        beside: "chat_template_kwargs",
+        hint: "chat_template_kwargs may have enable_thinking",
+    },
+];
+
+/// Fields by which clients tell other servers where and how to run a request. The answer is as good
+/// without them.
+const HINTS: [&str; 12] = [
+    // llama.cpp's.
+    "cache_prompt",
+    "id_slot",
+    "return_progress",
+    "timings_per_token",
+    // vLLM's and SGLang's.
+    "request_id",
+    "rid",
+    // Ollama's.
+    "keep_alive",
+    // OpenRouter's.
+    "provider",
+    "route",
+    "transforms",
+    "usage",
+    "session_id",
 ];
 
 /// Fields, of which those that are not known are kept from the struct.
@@ -180,7 +212,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Known<A> {
             }
             // Null asks for nothing, whatever it is that newer clients have.
             let is_null = self.fields.next_value::<Option<IgnoredAny>>()?.is_none();
-            if !is_null && self.is_open {
+            if !is_null && (self.is_open || HINTS.contains(&name.as_str())) {
                 warnings::warn_field(&name, "is not known, and was left out");
                 continue;
             }

@@ -231,7 +231,8 @@ impl ResponsesRequest {
         let keeps = self.store.unwrap_or(true);
         let previous = self.previous_response_id.clone();
         let kept = keeps.then_some(Kept { store: context.responses, input: entries, previous });
-        let answer = ResponsesAnswer::new(context.created, streams, Echo::new(self, format, &choice), names, kept);
+        let echo = Echo::new(self, format, &choice, &names);
+        let answer = ResponsesAnswer::new(context.created, streams, echo, names, kept);
         let call = Call::new(vec![request], streams, Self::FIELDS, Box::new(answer));
         Ok(Call { warnings, referred_bytes: room.used(), ..call })
     }

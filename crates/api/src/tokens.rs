@@ -49,7 +49,7 @@ impl TokenizeRequest {
         let prompt = match (self.prompt, self.messages) {
             (Some(text), None) => Prompt::Text(v1::TextPrompt { text, parse_special: true }),
             (None, Some(messages)) => {
-                let mut prompt = conversation(messages);
+                let mut prompt = conversation(messages)?;
                 tools(&self.tools)?.put(&mut prompt, "tool_choice", ToolChoice::Auto, false)?;
                 Prompt::Messages(prompt)
             }

@@ -98,7 +98,7 @@ enum Block {
 
 /// Kinds of blocks that tell what a provider's servers did for an earlier answer, whose text says
 /// it, too.
-const OF_SERVERS: [&str; 10] = [
+const OF_SERVERS: [&str; 13] = [
     "server_tool_use",
     "web_search_tool_result",
     "web_fetch_tool_result",
@@ -109,6 +109,10 @@ const OF_SERVERS: [&str; 10] = [
     "mcp_tool_use",
     "mcp_tool_result",
     "tool_reference",
+    "advisor_tool_result",
+    "fallback",
+    // Its file is at Anthropic's servers.
+    "container_upload",
 ];
 
 impl TryFrom<BlockFields> for Block {

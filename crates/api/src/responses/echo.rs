@@ -5,7 +5,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::ResponsesRequest;
-use super::tools::{ToolEcho, echo};
+use super::tools::{ToolEcho, ToolNames, echo};
 use crate::tools::ToolChoice;
 
 #[derive(Serialize)]
@@ -47,12 +47,14 @@ pub(super) enum Format {
     JsonSchema { name: String, description: Option<String>, schema: Box<RawValue>, strict: Option<bool> },
 }
 
-fn function(name: &str) -> Value {
-    json!({ "type": "function", "name": name })
+/// A tool that is chosen.
+fn chosen(name: &str, names: &ToolNames) -> Value {
+    let is_custom = names.origin(name).is_some_and(|origin| origin.is_custom);
+    json!({ "type": if is_custom { "custom" } else { "function" }, "name": name })
 }
 
 impl Echo {
-    pub(super) fn new(request: ResponsesRequest, format: Format, choice: &ToolChoice) -> Self {
+    pub(super) fn new(request: ResponsesRequest, format: Format, choice: &ToolChoice, names: &ToolNames) -> Self {
         let metadata = request.metadata.0.into_iter().map(|(key, value)| (key, Value::String(value)));
         Self {
             instructions: request.instructions,
@@ -66,9 +68,9 @@ impl Echo {
                 ToolChoice::Auto => "auto".into(),
                 ToolChoice::None => "none".into(),
                 ToolChoice::Required => "required".into(),
-                ToolChoice::Named(name) => function(name),
-                ToolChoice::Allowed { names, is_required } => {
-                    let tools: Vec<_> = names.iter().map(|name| function(name)).collect();
+                ToolChoice::Named(name) => chosen(name, names),
+                ToolChoice::Allowed { names: allowed, is_required } => {
+                    let tools: Vec<_> = allowed.iter().map(|name| chosen(name, names)).collect();
                     let mode = if *is_required { "required" } else { "auto" };
                     json!({ "type": "allowed_tools", "mode": mode, "tools": tools })
                 }

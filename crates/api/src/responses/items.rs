@@ -6,11 +6,13 @@ use serde_json::json;
 
 use super::conversation::Entry;
 use crate::error::{BadRequest, Inside};
-use crate::field::{AtMost, Content, Ignored, JsonObject, MAX_CONTENT_BYTES, open_objects};
+use crate::field::{AtMost, Content, Ignored, JsonObject, MAX_CONTENT_BYTES, open_objects, or_default};
 use crate::warnings::{not_shown, warn_not_shown, warn_object};
 
 /// Items of an input, at most.
 pub(super) type Items = AtMost<Item, 65_536>;
+/// Longest outcome of a command, bytes.
+const MAX_SHORT_JSON: usize = 1024;
 /// Parts of a content, at most.
 type Parts = AtMost<Part, 4096>;
 
@@ -27,10 +29,10 @@ open_objects! {
         output: Option<Content<Parts>>,
         summary: Option<Parts>,
         action: Option<JsonObject<MAX_CONTENT_BYTES>>,
+        operation: Option<JsonObject<MAX_CONTENT_BYTES>>,
         id: Option<String>,
         namespace: Option<String>,
-        #[serde(default, rename = "status")]
-        _status: Ignored,
+        status: Option<String>,
         #[serde(default, rename = "phase")]
         _phase: Ignored,
         #[serde(default, rename = "encrypted_content")]
@@ -42,9 +44,14 @@ open_objects! {
     }
 
     pub(super) struct PartFields {
+        #[serde(default, deserialize_with = "or_default")]
         r#type: String,
         text: Option<String>,
         refusal: Option<String>,
+        /// What a command wrote, and how it ended.
+        stdout: Option<String>,
+        stderr: Option<String>,
+        outcome: Option<JsonObject<MAX_SHORT_JSON>>,
         #[serde(default, rename = "annotations")]
         _annotations: Ignored,
         #[serde(default, rename = "logprobs")]
@@ -68,8 +75,14 @@ enum Part {
 impl TryFrom<PartFields> for Part {
     type Error = Inside;
 
-    fn try_from(PartFields { r#type, text, refusal, .. }: PartFields) -> Result<Self, Inside> {
+    fn try_from(PartFields { r#type, text, refusal, stdout, stderr, outcome, .. }: PartFields) -> Result<Self, Inside> {
         match r#type.as_str() {
+            "" if stdout.is_some() || stderr.is_some() => {
+                let outcome = outcome.map(|JsonObject(outcome)| Box::<str>::from(outcome).into_string());
+                let lines: Vec<_> = [stdout, stderr, outcome].into_iter().flatten().collect();
+                Ok(Self::Text(lines.join("\n")))
+            }
+            "" => Err(BadRequest::missing("type").into()),
             "input_text" | "output_text" | "reasoning_text" | "summary_text" | "text" => {
                 Ok(Self::Text(text.ok_or_else(|| BadRequest::missing("text"))?))
             }
@@ -89,7 +102,7 @@ pub(super) struct Item(pub(super) Option<Entry>);
 
 /// Kinds of items that tell what a provider's servers did for an earlier answer. Its text says it,
 /// too.
-const OF_SERVERS: [&str; 12] = [
+const OF_SERVERS: [&str; 16] = [
     "web_search_call",
     "file_search_call",
     "code_interpreter_call",
@@ -102,6 +115,10 @@ const OF_SERVERS: [&str; 12] = [
     "mcp_approval_response",
     "tool_search_call",
     "tool_search_output",
+    "program",
+    "program_output",
+    "additional_tools",
+    "compaction_trigger",
 ];
 
 impl TryFrom<ItemFields> for Item {
@@ -119,10 +136,12 @@ impl TryFrom<ItemFields> for Item {
             "message" => item.message()?,
             "function_call" => item.function_call()?,
             "custom_tool_call" => item.custom_tool_call()?,
-            "local_shell_call" | "shell_call" => item.shell_call(&kind)?,
-            "function_call_output" | "custom_tool_call_output" | "local_shell_call_output" | "shell_call_output" => {
-                item.call_output(&kind)?
-            }
+            "local_shell_call" | "shell_call" | "apply_patch_call" => item.built_in_call(&kind)?,
+            "function_call_output"
+            | "custom_tool_call_output"
+            | "local_shell_call_output"
+            | "shell_call_output"
+            | "apply_patch_call_output" => item.call_output(&kind)?,
             "reasoning" => item.reasoning()?,
             "item_reference" => Entry::Reference(item.id.ok_or_else(|| BadRequest::missing("id"))?),
             server if OF_SERVERS.contains(&server) => {
@@ -135,7 +154,7 @@ impl TryFrom<ItemFields> for Item {
                 return Err(BadRequest::new("type", problem).into());
             }
             other => {
-                let served = "message, reasoning, item_reference, a call (function_call, custom_tool_call, local_shell_call, shell_call) or its output";
+                let served = "message, reasoning, item_reference, a call (function_call, custom_tool_call, local_shell_call, shell_call, apply_patch_call) or its output";
                 return Err(BadRequest::kind("type", other, served).into());
             }
         };
@@ -180,14 +199,21 @@ impl ItemFields {
         Ok(Entry::Called { call, namespace: self.namespace })
     }
 
-    fn shell_call(self, kind: &str) -> Result<Entry, BadRequest> {
-        self.warn_of_others(kind, &["call_id", "action"]);
+    /// A call of a tool that OpenAI's models have built in: a shell has an action, a patch an
+    /// operation.
+    fn built_in_call(self, kind: &str) -> Result<Entry, BadRequest> {
+        let (field, value) = match kind {
+            "apply_patch_call" => ("operation", &self.operation),
+            _ => ("action", &self.action),
+        };
+        self.warn_of_others(kind, &["call_id", field]);
         let missing = |field: &str| BadRequest::missing(field);
-        let JsonObject(action) = self.action.ok_or_else(|| missing("action"))?;
+        let JsonObject(value) = value.as_ref().ok_or_else(|| missing(field))?;
+        let arguments = value.get().to_owned();
         let call = v1::ToolCall {
             id: self.call_id.or(self.id).ok_or_else(|| missing("call_id"))?,
             name: kind.trim_end_matches("_call").to_owned(),
-            arguments: Box::<str>::from(action).into_string(),
+            arguments,
         };
         Ok(Entry::Called { call, namespace: None })
     }
@@ -196,7 +222,12 @@ impl ItemFields {
         self.warn_of_others(kind, &["call_id", "name", "output"]);
         let missing = |field: &str| BadRequest::missing(field);
         let call_id = self.call_id.or(self.id).ok_or_else(|| missing("call_id"))?;
-        let content = shown(self.output.ok_or_else(|| missing("output"))?)?;
+        let content = match self.output {
+            Some(output) => shown(output)?,
+            // A patch that was applied may say nothing more.
+            None if kind == "apply_patch_call_output" => self.status.unwrap_or_default(),
+            None => return Err(missing("output")),
+        };
         Ok(Entry::Returned { call_id, name: self.name, content })
     }
 
@@ -220,6 +251,7 @@ impl ItemFields {
             ("output", self.output.is_some()),
             ("summary", self.summary.is_some()),
             ("action", self.action.is_some()),
+            ("operation", self.operation.is_some()),
         ];
         BadRequest::warn_of_other_kinds(kind, &given, own);
     }

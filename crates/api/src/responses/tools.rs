@@ -10,7 +10,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use crate::chat::MAX_TOOL_NAME;
 use crate::error::{BadRequest, Inside};
 use crate::field::{AtMost, Ignored, JsonObject, open_objects};
-use crate::format::Schema;
+use crate::format::{Schema, tool_schema};
 use crate::tools::{MAX_TOOLS, Tool, Tools, check_name, leave_out};
 use crate::warnings::warn_field;
 
@@ -19,6 +19,7 @@ open_objects! {
         r#type: String,
         name: Option<String>,
         description: Option<String>,
+        #[serde(default, deserialize_with = "tool_schema")]
         parameters: Option<Schema>,
         strict: Option<bool>,
         /// Form of a custom tool's input.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use baton_api::{Call, ChatRequest, MessagesRequest, ResponseStore, ResponsesRequest};
 use baton_proto::v1;
+use baton_proto::v1::structured_output::Form;
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -374,7 +375,8 @@ fn parts_of_earlier_messages_are_served_as_text() {
 #[test]
 fn malformed_text_part_is_told_what_is_missing() {
     let problem = |body: Value| {
-        let bad = read::<ChatRequest>(body.to_string().as_bytes()).expect_err("a bad body");
+        let bad = read::<ChatRequest>(body.to_string().as_bytes()).and_then(|body| body.call(context()).map(|_| ()));
+        let bad = bad.expect_err("a bad body");
         (bad.param, bad.problem)
     };
     let part = |part: Value| problem(json!({"messages": [{"role": "user", "content": [part]}]}));
@@ -386,6 +388,128 @@ fn malformed_text_part_is_told_what_is_missing() {
     );
     let text = json!({"input": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]});
     assert_eq!(roles(&responses(&text)), [("user", "x")]);
+}
+
+#[test]
+fn image_that_a_tool_returned_is_told_to_the_model() {
+    let said = json!([{"type": "text", "text": "seen"}, {"type": "image_url", "image_url": {"url": "data:x"}}]);
+    let call = json!({"id": "c0", "type": "", "function": {"name": "look", "arguments": {"at": [1, "\u{e4}"]}}});
+    let body = json!({"messages": [
+        {"role": "user", "content": [{"type": "input_text", "text": "look"}]},
+        {"role": "assistant", "tool_calls": [call], "content": [
+            {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}, {"type": "text", "text": "m"}], "closed": true},
+            {"type": "output_text", "text": "I look"},
+        ]},
+        {"role": "tool", "tool_call_id": "c0", "content": said},
+    ]});
+    let call = chat(body.clone());
+    assert_eq!(
+        roles(&call),
+        [
+            ("user", "look"),
+            ("assistant", "I look"),
+            ("tool", "seen\n[image_url: not shown, this model reads text alone]")
+        ]
+    );
+    let assistant = &prompt(&call).messages[1];
+    assert_eq!((&*assistant.reasoning, &*assistant.tool_calls[0].arguments), ("hmm", "{\"at\":[1,\"\u{e4}\"]}"));
+    assert_eq!(
+        left_out::<ChatRequest>(&body),
+        "messages[2].content[1]: 'image_url' is left out: the model reads text alone"
+    );
+}
+
+#[test]
+fn hints_for_other_servers_are_left_out() {
+    let body = json!({"messages": [], "cache_prompt": true, "usage": {"include": true}, "provider": {"order": ["x"]}});
+    assert_eq!(
+        left_out::<ChatRequest>(&body),
+        "cache_prompt: is not known, and was left out; usage: is not known, and was left out; \
+         provider: is not known, and was left out"
+    );
+}
+
+#[test]
+fn schema_is_taken_where_other_servers_take_it() {
+    let schema = json!({"type": "object"});
+    for format in [
+        json!({"type": "json_object", "schema": schema}),
+        json!({"type": "json_schema", "schema": schema}),
+        json!({"type": "json_schema", "json_schema": {"schema": schema}}),
+    ] {
+        let call = chat(json!({"messages": [{"role": "user", "content": "x"}], "response_format": format}));
+        assert_eq!(form(&call), Some(Form::JsonSchema(schema.to_string())), "{format}");
+    }
+}
+
+#[test]
+fn empty_list_is_the_schema_of_no_arguments() {
+    let function = json!({"name": "now", "parameters": []});
+    let say = json!([{"role": "user", "content": "x"}]);
+    let chat = chat(json!({"messages": say, "tools": [{"type": "function", "function": function}]}));
+    let messages = messages(&json!({"messages": say, "max_tokens": 9, "tools": [{"name": "now", "input_schema": []}]}));
+    let responses = responses(&json!({"input": "x", "tools": [{"type": "function", "name": "now", "parameters": []}]}));
+    for call in [chat, messages, responses] {
+        let tool: Value = serde_json::from_str(&prompt(&call).tools[0]).unwrap();
+        assert_eq!(tool["function"]["parameters"], json!({}));
+    }
+}
+
+#[test]
+fn variables_of_the_template_may_be_lists_and_objects() {
+    let variables = json!({"languages": ["de", "fr"], "style": {"tone": "dry"}, "enable_thinking": false});
+    let body = json!({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": variables,
+        "reasoning_effort": "low"});
+    let given: Value = serde_json::from_str(&prompt(&chat(body)).template_variables).unwrap();
+    assert_eq!(given["languages"], variables["languages"]);
+    assert_eq!((&given["style"]["tone"], &given["reasoning_effort"]), (&json!("dry"), &json!("low")));
+}
+
+#[test]
+fn built_in_calls_and_their_outputs_are_told() {
+    let outcome = json!({"type": "exit", "exit_code": 2});
+    let body = json!({"input": [
+        {"type": "additional_tools", "tools": []},
+        {"type": "shell_call", "call_id": "s", "action": {"commands": ["ls"]}, "status": "completed"},
+        {"type": "shell_call_output", "call_id": "s", "output": [{"stdout": "a\n", "stderr": "no b", "outcome": outcome}]},
+        {"type": "apply_patch_call", "call_id": "p", "status": "completed",
+            "operation": {"type": "delete_file", "path": "a"}},
+        {"type": "apply_patch_call_output", "call_id": "p", "status": "completed"},
+    ]});
+    let call = responses(&body);
+    assert_eq!(
+        roles(&call),
+        [
+            ("assistant", ""),
+            ("tool", "a\n\nno b\n{\"type\":\"exit\",\"exit_code\":2}"),
+            ("assistant", ""),
+            ("tool", "completed"),
+        ]
+    );
+    let messages = &prompt(&call).messages;
+    let called = |index: usize| (&*messages[index].tool_calls[0].name, &*messages[index].tool_calls[0].arguments);
+    assert_eq!(called(0), ("shell", "{\"commands\":[\"ls\"]}"));
+    assert_eq!(called(2), ("apply_patch", "{\"type\":\"delete_file\",\"path\":\"a\"}"));
+    assert_eq!(left_out::<ResponsesRequest>(&body), "input[0]: the item 'additional_tools' is left out");
+}
+
+#[test]
+fn choice_of_a_custom_tool_is_repeated_as_one() {
+    let choice = json!({"type": "custom", "name": "sh"});
+    let call = responses(&json!({"input": "x", "tools": [{"type": "custom", "name": "sh"}], "tool_choice": choice}));
+    assert_eq!(whole(call, brought(false))["tool_choice"], choice);
+}
+
+#[test]
+fn what_only_anthropics_servers_do_is_left_out_of_messages() {
+    let body = json!({"max_tokens": u64::MAX, "fallback_credit_token": "x", "output_config": {"task_budget": {"total": 9}},
+        "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": [
+            {"type": "fallback"}, {"type": "advisor_tool_result", "content": []}, {"type": "text", "text": "y"}]},
+            {"role": "user", "content": [{"type": "container_upload", "file_id": "f"}, {"type": "text", "text": "z"}]}]});
+    let call = messages(&body);
+    assert_eq!(roles(&call), [("user", "x"), ("assistant", "y"), ("user", "z")]);
+    assert_eq!(call.requests[0].sampling.as_ref().unwrap().max_tokens, Some(u32::MAX));
+    assert!(left_out::<MessagesRequest>(&body).contains("output_config.task_budget: is not done here"));
 }
 
 #[test]

@@ -116,6 +116,13 @@ fn unsupported_completion_values_are_refused_by_param() {
         chat("messages", json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])),
         "messages[0].content[0].type"
     );
+    let call = json!({"id": "1", "function": {"name": "f", "arguments": [1]}});
+    assert_eq!(
+        chat("messages", json!([{"role": "assistant", "tool_calls": [call]}])),
+        "messages[0].tool_calls[0].function.arguments"
+    );
+    assert_eq!(chat("chat_template_kwargs", json!({"a": vec![1; 9000]})), "chat_template_kwargs.a");
+    assert_eq!(chat("response_format", json!({"type": "text", "schema": {}})), "response_format.schema");
     let call = json!({"id": "1", "type": "custom", "custom": {}});
     assert_eq!(
         chat("messages", json!([{"role": "assistant", "tool_calls": [call]}])),
@@ -131,7 +138,7 @@ fn tool_schema_and_document_json_is_bounded() {
     };
     let long = json!({"a": "x".repeat(70_000)}).to_string();
     let deep = format!("{{\"a\": {}{}}}", "[".repeat(5000), "]".repeat(5000));
-    for schema in [long, deep, "[]".to_owned()] {
+    for schema in [long, deep, "[1]".to_owned()] {
         let tool = format!(r#"[{{"type": "function", "function": {{"name": "f", "parameters": {schema}}}}}]"#);
         assert_eq!(chat("tools", tool), "tools[0].function.parameters");
         let format = format!(r#"{{"type": "json_schema", "json_schema": {{"name": "x", "schema": {schema}}}}}"#);
@@ -507,7 +514,7 @@ fn count_out_of_range_is_told_what_is_taken() {
     for field in ["max_tokens", "max_completion_tokens"] {
         assert_eq!(problem(field, json!(-5)), "-5, but must be at least 1");
         assert_eq!(problem(field, json!(0)), "0, but must be at least 1");
-        assert_eq!(problem(field, json!(1_i64 << 40)), "1099511627776, but at most 4294967295 is taken");
+        assert_eq!(problem(field, json!(5.5)), "5.5, but must be an integer");
     }
     assert_eq!(problem("n", json!(0)), "0, but must be from 1 to 128");
     assert_eq!(problem("n", json!(-1)), "-1, but must be from 1 to 128");
@@ -519,6 +526,14 @@ fn count_out_of_range_is_told_what_is_taken() {
     assert_eq!(completion(json!({"prompt": "x", "max_tokens": -5})), "-5, but must be at least 1, or 0 with echo");
     assert_eq!(completion(json!({"prompt": "x", "max_tokens": 0})), "0, but must be at least 1, or 0 with echo");
     assert_eq!(completion(json!({"prompt": "x", "max_tokens": -5, "echo": true})), "-5, but must be at least 0");
+}
+
+#[test]
+fn too_large_limit_is_no_limit() {
+    for limit in [json!(1_i64 << 40), json!(i64::MAX), json!(u64::MAX), json!(1e12)] {
+        let call = chat(json!({"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": limit}));
+        assert_eq!(call.requests[0].sampling.as_ref().unwrap().max_tokens, Some(u32::MAX), "{limit}");
+    }
 }
 
 #[test]
