@@ -24,7 +24,7 @@ impl BlockSize {
         }
         // All blocks hold the prompt, and all but the last do not.
         let ids = ids as u32;
-        let least = self.least.max(if ids == 0 { u32::MAX } else { tokens.div_ceil(ids) });
+        let least = self.least.max(tokens.div_ceil(ids));
         let most = if ids > 1 { self.most.min((tokens - 1) / (ids - 1)) } else { self.most };
         if least > most {
             let Self { least, most, .. } = self;

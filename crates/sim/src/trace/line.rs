@@ -73,6 +73,9 @@ fn hash_ids(line: &Map<String, Value>) -> Result<Option<Vec<u64>>, Problem> {
     let problem = |problem| ("hash_ids", problem);
     let Some(value) = line.get("hash_ids").filter(|value| !value.is_null()) else { return Ok(None) };
     let values = value.as_array().ok_or_else(|| problem("not a list".to_owned()))?;
+    if values.is_empty() {
+        return Ok(None);
+    }
     let id = |value: &Value| value.as_u64().ok_or_else(|| problem(format!("{value} is not an id, from 0")));
     let ids: Vec<_> = values.iter().map(id).collect::<Result<_, _>>()?;
     let mut sorted = ids.clone();
