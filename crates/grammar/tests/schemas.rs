@@ -306,6 +306,21 @@ fn names_of_properties_are_listed_matched_or_refused() {
         assert!(error.starts_with(&format!("the schema at #{place}: ")), "{error}");
         assert_eq!(checker.tool(&object(names), false).unwrap().dropped.len(), 1);
     }
+    // Names of closed objects are tried by themselves.
+    for (names, taken, refused) in [
+        (json!({ "minLength": 1 }), [r#"{"a": 1}"#, r#"{"größe": 1, "a": 1}"#], r#"{"b": 1}"#),
+        (json!({ "minLength": 5, "maxLength": 5 }), ["{}", r#"{"größe": 1}"#], r#"{"a": 1}"#),
+        (json!({ "pattern": "^.*$" }), [r#"{"a": 1}"#, r#"{"größe": 1}"#], r#"{"b": 1}"#),
+        (json!({ "pattern": "^[a-z]$" }), ["{}", r#"{"a": 1}"#], r#"{"größe": 1}"#),
+        (json!({ "pattern": "(?=r)..ß" }), ["{}", r#"{"größe": 1}"#], r#"{"a": 1}"#),
+        (json!({ "format": "date" }), ["{}", "{ }"], r#"{"a": 1}"#),
+    ] {
+        let closed = json!({ "type": "object", "propertyNames": names, "additionalProperties": false,
+            "properties": { "größe": { "type": "integer" }, "a": { "type": "integer" } } });
+        checker.check(&closed, &taken, &[refused]);
+    }
+    let open = json!({ "type": "object", "propertyNames": { "minLength": 1 }, "properties": { "a": true } });
+    assert!(checker.plain(&open).unwrap_err().to_string().starts_with("the schema at #/propertyNames: "));
     for none in [json!({ "type": "integer" }), json!({ "enum": [1, null] }), json!({ "not": { "minLength": 0 } })] {
         checker.check(&object(none), &["{}"], &[r#"{"a": 1}"#]);
     }
@@ -620,6 +635,29 @@ fn hostile() -> Vec<(&'static str, Value)> {
         (
             "closed branches",
             json!({ "properties": named(150, &|_| reference.clone()), "$defs": { "b": { "properties": named(300, &|_| json!({})) } } }),
+        ),
+        (
+            "lists that are apart",
+            json!({ "enum": list(3000, &|i| json!(i)), "not": { "enum": list(3000, &|i| json!(i + 6000)) } }),
+        ),
+        (
+            "dependents",
+            json!({ "required": list(400, &|i| json!(format!("p{i}"))), "dependentRequired": named(4, &|_| json!(list(1500, &|_| json!("p399")))) }),
+        ),
+        (
+            "dependent schemas",
+            json!({ "required": list(400, &|i| json!(format!("p{i}"))), "dependentSchemas": named(1500, &|_| json!({ "required": ["p1"] })) }),
+        ),
+        (
+            "conditions in conditions",
+            (0..25).fold(
+                json!({ "minLength": 2 }),
+                |inner, _| json!({ "if": { "not": { "not": { "not": inner.clone() } } }, "then": false }),
+            ),
+        ),
+        (
+            "names that are searched",
+            json!({ "properties": named(40, &|_| json!({ "propertyNames": { "pattern": "^(?:.*[ab].{90}){2}c" }, "additionalProperties": false, "properties": { "ab".repeat(600): true } })) }),
         ),
         (
             "lists of names",

@@ -8,6 +8,8 @@ use super::{Fields, Scope, Translator, named_types};
 const MAX_DEPTH: usize = 8;
 /// Most pairs that are looked at.
 const MAX_COMPARISONS: usize = 50_000;
+/// Pairs of listed values that cost as much as one of schemas.
+const VALUES_PER_PAIR: usize = 100;
 const NONE: &Value = &Value::Bool(false);
 
 /// A schema and where it is.
@@ -41,7 +43,9 @@ impl<'a> Translator<'a> {
             return false;
         }
         if let (Some(first), Some(second)) = (literals(first), literals(second)) {
-            return !first.iter().any(|value| second.iter().any(|other| may_be_one(value, other)));
+            self.comparisons += first.len() * second.len() / VALUES_PER_PAIR;
+            let is_bounded = self.comparisons <= MAX_COMPARISONS;
+            return is_bounded && !first.iter().any(|value| second.iter().any(|other| may_be_one(value, other)));
         }
         if let (Some(first), Some(second)) = (types(first), types(second)) {
             if !first.iter().any(|kind| second.contains(kind)) {

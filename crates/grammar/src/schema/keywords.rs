@@ -1,5 +1,7 @@
 //! Keywords that are served, that are not, and that say nothing.
 
+use std::collections::HashSet;
+
 use serde_json::{Value, json};
 
 use super::array::item_keywords;
@@ -63,7 +65,7 @@ impl<'a> Translator<'a> {
         }
         match keyword {
             "contains" => self.contains_enough(value, fields),
-            "dependencies" | "dependentRequired" | "dependentSchemas" => has_dependents(value, fields),
+            "dependencies" | "dependentRequired" | "dependentSchemas" => Known::new(fields).has_dependents(value),
             "not" => self.is_apart(keyword, value, scope),
             // Schemas of all items evaluate them.
             "unevaluatedItems" => fields.contains_key(item_keywords(fields).1) || first_alone(fields).is_some(),
@@ -85,8 +87,9 @@ impl<'a> Translator<'a> {
         writing: &mut Writing,
     ) -> Result<(), Problem> {
         let branches = ["then", "else"].map(|branch| fields.get_key_value(branch));
-        let [then, otherwise] = branches.map(|branch| branch.filter(|(_, value)| !is_implied(value, fields)));
-        let branch = if is_implied(value, fields) {
+        let known = Known::new(fields);
+        let [then, otherwise] = branches.map(|branch| branch.filter(|(_, value)| !known.implies(value)));
+        let branch = if known.implies(value) {
             then
         } else if (then, otherwise) == (None, None) || self.is_apart("if", value, scope) {
             otherwise
@@ -132,32 +135,42 @@ fn first_alone(fields: &Fields) -> Option<&[Value]> {
     (most_items(fields)? <= items.len() as u64).then_some(items)
 }
 
-/// Whether all that some properties bring with them is there in any case.
-fn has_dependents(value: &Value, fields: &Fields) -> bool {
-    let is_there = |(name, dependent): (&String, &Value)| match dependent {
-        Value::Array(names) => names.iter().all(|other| other == name || is_required(other, fields)),
-        schema => is_implied(schema, fields),
-    };
-    value.as_object().is_some_and(|all| all.iter().all(is_there))
+/// What is known of all values that a schema takes.
+struct Known<'f> {
+    types: Vec<&'f str>,
+    /// Names of properties that must be there.
+    required: HashSet<&'f Value>,
 }
 
-fn is_required(name: &Value, fields: &Fields) -> bool {
-    fields.get("required").and_then(Value::as_array).is_some_and(|names| names.contains(name))
-}
-
-/// Whether a schema takes all that the types and required properties of the one around it leave.
-fn is_implied(value: &Value, around: &Fields) -> bool {
-    let Value::Object(fields) = value else { return is_true(value) };
-    let mut types = named_types(around).unwrap_or_else(|| TYPES.to_vec());
-    if around.get("nullable") == Some(&Value::Bool(true)) {
-        types.push("null");
+impl<'f> Known<'f> {
+    fn new(fields: &'f Fields) -> Self {
+        let mut types = named_types(fields).unwrap_or_else(|| TYPES.to_vec());
+        if fields.get("nullable") == Some(&Value::Bool(true)) {
+            types.push("null");
+        }
+        let required = fields.get("required").and_then(Value::as_array).into_iter().flatten().collect();
+        Self { types, required }
     }
-    fields.iter().all(|(keyword, value)| {
-        describes(keyword)
-            || types.iter().all(|of| is_idle(keyword, value, Some(of)))
-            || keyword == "required"
-                && value.as_array().is_some_and(|names| names.iter().all(|name| is_required(name, around)))
-    })
+
+    /// Whether another schema takes all of them.
+    fn implies(&self, other: &Value) -> bool {
+        let Value::Object(fields) = other else { return is_true(other) };
+        fields.iter().all(|(keyword, value)| {
+            let names = if keyword == "required" { value.as_array() } else { None };
+            describes(keyword)
+                || self.types.iter().all(|of| is_idle(keyword, value, Some(of)))
+                || names.is_some_and(|names| names.iter().all(|name| self.required.contains(name)))
+        })
+    }
+
+    /// Whether all that some properties bring with them is there in any case.
+    fn has_dependents(&self, dependents: &Value) -> bool {
+        let is_there = |(name, dependent): (&String, &Value)| match dependent {
+            Value::Array(names) => names.iter().all(|other| other == name || self.required.contains(other)),
+            schema => self.implies(schema),
+        };
+        dependents.as_object().is_some_and(|all| all.iter().all(is_there))
+    }
 }
 
 /// Whether a schema is true of every value, as far as it says so itself.

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::keywords::{is_idle, takes_none};
 use super::object::Properties;
-use super::{Fields, Problem, Scope, Translator, count, describes, format};
+use super::{Fields, Problem, Scope, Translator, count, describes, format, pattern};
 
 /// What names are taken.
 enum Names<'a> {
@@ -28,6 +28,12 @@ impl<'a> Translator<'a> {
             value if takes_none(value, Some("string")) => Ok(Some(Names::Listed(Vec::new()))),
             Value::Object(fields) => self.names(fields, &inner),
             _ => Err(inner.own_problem("a schema is an object, true or false")),
+        };
+        let is_closed =
+            properties.patterns.is_empty() && fields.get("additionalProperties") == Some(&Value::Bool(false));
+        let names = match names {
+            Ok(Some(Names::Matching(pattern))) if is_closed => self.found(&pattern, fields, &inner),
+            names => names,
         };
         let restricted = match names {
             Ok(None) => return Ok(()),
@@ -71,6 +77,13 @@ impl<'a> Translator<'a> {
             }
         }
         Ok(names)
+    }
+
+    /// Named properties in which a pattern is found.
+    fn found(&mut self, pattern: &str, fields: &'a Fields, scope: &Scope) -> Result<Option<Names<'a>>, Problem> {
+        let named = fields.get("properties").and_then(Value::as_object).into_iter().flatten();
+        let found = pattern::found(pattern, named.map(|(name, _)| name.as_str()), &mut self.work);
+        found.map(|names| Some(Names::Listed(names))).map_err(|what| scope.own_problem(what))
     }
 
     /// A pattern as one of the library.
