@@ -150,13 +150,37 @@ fn tool(index: usize, json: &mut Value) -> Result<Tool, GenerateError> {
     if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
         return Err(invalid(&format!("a name of {} bytes, but 1 to {MAX_NAME_BYTES} are taken", name.len())));
     }
+    let is_strict = strict == Some(Value::Bool(true));
     let parameters = match function.get("parameters") {
         None | Some(Value::Null) => no_arguments(),
         Some(Value::Object(schema)) if schema.is_empty() => no_arguments(),
-        Some(Value::Object(schema)) if schema.get("type").is_none_or(|kind| kind == "object") => schema.clone(),
+        // PHP has one empty value for lists and objects.
+        Some(Value::Array(values)) if values.is_empty() && !is_strict => no_arguments(),
+        Some(Value::Object(schema)) if is_strict && schema.get("type").is_none_or(|kind| kind == "object") => {
+            schema.clone()
+        }
+        Some(Value::Object(schema)) if !is_strict && schema.get("type").is_none_or(has_object) => of_object(schema),
         Some(_) => return Err(invalid("its parameters are no schema of a JSON object")),
     };
-    Ok(Tool { name: name.to_owned(), parameters, is_strict: strict == Some(Value::Bool(true)) })
+    Ok(Tool { name: name.to_owned(), parameters, is_strict })
+}
+
+/// Whether types are not said, or have that of objects, in any case.
+fn has_object(types: &Value) -> bool {
+    let is_object = |name: &Value| name.as_str().is_some_and(|name| name.eq_ignore_ascii_case("object"));
+    match types {
+        Value::Null => true,
+        Value::Array(names) => names.iter().any(is_object),
+        name => is_object(name),
+    }
+}
+
+/// A schema of objects alone, whatever else it is of.
+fn of_object(schema: &Map<String, Value>) -> Map<String, Value> {
+    let mut schema = schema.clone();
+    schema.shift_remove("nullable");
+    schema.insert("type".to_owned(), "object".into());
+    schema
 }
 
 fn no_tool(field: &'static str, name: &str) -> GenerateError {
@@ -255,6 +279,45 @@ mod tests {
         assert!(error.starts_with("tools: the parameters of 'weather' at #/properties/a/pattern: "), "{error}");
         let empty = AnswerForm::new(Some(v1::StructuredOutput::default()));
         assert_eq!(empty.unwrap_err().to_string(), "structured_output: it has no form");
+    }
+
+    #[test]
+    fn parameters_of_lenient_tools_are_objects_however_they_are_written() {
+        let of = |parameters: Value, strict: bool| {
+            let function = json!({"name": "f", "strict": strict, "parameters": parameters});
+            let mut tools = [json!({"type": "function", "function": function})];
+            let form =
+                with_tools(&mut tools, choice(Choice::Required(true)), &[]).map_err(|error| error.to_string())?;
+            assert_eq!(tools[0]["function"]["parameters"], parameters, "the template sees what was sent");
+            let parameters = form.tools[0].parameters.clone();
+            resolved(form).map(|_| Value::Object(parameters))
+        };
+        let properties = json!({"a": {"type": "STRING"}});
+        let object = json!({"type": "object", "properties": properties});
+        let of_type = |kind: Value| json!({"type": kind, "properties": properties});
+        for kind in
+            [json!("OBJECT"), json!("Object"), json!(["object", "null"]), json!(["NULL", "OBJECT"]), json!(null)]
+        {
+            assert_eq!(of(of_type(kind.clone()), false).unwrap(), object, "{kind}");
+            assert!(of(of_type(kind.clone()), true).is_err(), "{kind}");
+        }
+        assert_eq!(of(json!({"properties": {}}), false).unwrap(), json!({"properties": {}, "type": "object"}));
+        let nullable = json!({"type": "object", "nullable": true, "required": []});
+        assert_eq!(of(nullable, false).unwrap(), json!({"type": "object", "required": []}));
+        assert_eq!(of(json!([]), false).unwrap(), Value::Object(no_arguments()));
+        for (parameters, strict) in [
+            (json!([]), true),
+            (json!([1]), false),
+            (json!("object"), false),
+            (of_type(json!("string")), false),
+            (of_type(json!(["string", null])), false),
+            (of_type(json!(["string", "null"])), false),
+            (of_type(json!([])), false),
+            (of_type(json!(1)), false),
+        ] {
+            let error = of(parameters.clone(), strict).unwrap_err();
+            assert_eq!(error, "tools: number 0: its parameters are no schema of a JSON object", "{parameters}");
+        }
     }
 
     #[test]

@@ -108,6 +108,28 @@ fn keywords_that_are_true_of_every_value_are_nothing() {
         ("$vocabulary", json!({})),
         ("example", json!(1)),
         ("definitions", json!({ "b": { "not": { "not": { "uniqueItems": true } } } })),
+        ("propertyNames", json!({ "allOf": [{ "type": "string" }, { "minLength": 0 }] })),
+        ("propertyNames", json!({ "anyOf": [{ "type": "integer" }, { "type": "string" }] })),
+        ("propertyNames", json!({ "oneOf": [{ "type": "null" }, { "type": "string", "maximum": 3 }] })),
+        ("propertyNames", json!({ "pattern": ".*", "minLength": 0, "format": "password" })),
+        ("propertyNames", json!({ "type": "string", "required": ["b"], "not": { "type": "null" } })),
+        ("if", json!(false)),
+        ("if", json!({ "type": "array" })),
+        ("else", json!({ "required": ["b"] })),
+        ("dependentRequired", json!({ "b": ["a"], "c": ["c", "a"] })),
+        ("dependencies", json!({ "b": ["a"], "c": { "required": ["a"], "type": "object" } })),
+        ("dependentSchemas", json!({ "b": { "required": ["a"], "minLength": 3 } })),
+        ("not", json!({ "enum": [] })),
+        ("not", json!({ "type": ["null", "string"] })),
+        ("not", json!({ "const": "a" })),
+        ("not", json!({ "type": "object", "properties": { "a": { "const": 1 } }, "required": ["a"] })),
+        ("not", json!({ "anyOf": [false, { "type": "integer" }] })),
+        ("contains", json!({ "type": "string" })),
+        ("uniqueItems", json!(true)),
+        ("unevaluatedItems", json!(false)),
+        ("items", json!({ "pattern": r"(?<=a)b" })),
+        ("pattern", json!(r"(?<=a)b")),
+        ("multipleOf", json!(999_983)),
     ] {
         let mut schema = of_strings.clone();
         schema["$defs"] = json!({ "name": { "type": "string", "description": "a name" } });
@@ -116,10 +138,140 @@ fn keywords_that_are_true_of_every_value_are_nothing() {
         assert_eq!(grammar.text, bare, "{keyword}: {value}");
         checker.strict(&schema).unwrap_or_else(|error| panic!("strict: {keyword}: {value}: {error}"));
     }
+    // Keywords of other types, and what no value of the types has.
+    for (of_type, keyword, value) in [
+        ("string", "uniqueItems", json!(true)),
+        ("string", "contains", json!({ "const": 1 })),
+        ("string", "unevaluatedItems", json!(false)),
+        ("string", "unevaluatedProperties", json!(false)),
+        ("string", "dependencies", json!({ "a": ["b"] })),
+        ("string", "dependentRequired", json!({ "a": ["b"] })),
+        ("string", "dependentSchemas", json!({ "a": { "required": ["b"] } })),
+        ("string", "patternProperties", json!({ "(?<!a)": true })),
+        ("string", "multipleOf", json!(999_983)),
+        ("string", "not", json!({ "type": "null" })),
+        ("string", "not", json!({ "type": "array", "items": { "type": "string" } })),
+        ("array", "dependentRequired", json!({ "a": ["b"] })),
+        ("array", "propertyNames", json!({ "not": { "const": "a" } })),
+        ("array", "not", json!({ "enum": ["a", 1, null] })),
+        ("integer", "uniqueItems", json!(true)),
+        ("integer", "pattern", json!(r"(?<=a)b")),
+        ("integer", "not", json!({ "type": "string" })),
+        ("number", "dependencies", json!({ "a": ["b"] })),
+    ] {
+        let bare = checker.plain(&json!({ "type": of_type })).unwrap().text;
+        let grammar = checker.plain(&json!({ "type": of_type, keyword: value }));
+        assert_eq!(grammar.unwrap().text, bare, "{of_type}, {keyword}: {value}");
+    }
+    let listed = json!({ "enum": ["a", "b"], "uniqueItems": true, "not": { "enum": ["c", null] } });
+    checker.check(&listed, &["\"a\""], &["\"c\"", "null"]);
     checker.check(&json!({ "type": "array", "contains": {}, "minContains": 0 }), &["[]", "[1]"], &["{}"]);
     checker.check(&json!({ "type": "integer", "multipleOf": 1 }), &["7"], &["7.5"]);
     checker.check(&json!({ "type": "array", "uniqueItems": true, "maxItems": 1 }), &["[1]"], &["[1, 2]"]);
     checker.check(&json!({ "type": "string", "nullable": true }), &["null", "\"a\""], &["1"]);
+    let array = |more: Value| {
+        let mut array = json!({ "type": "array", "maxItems": 2, "minItems": 1 });
+        array.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        array
+    };
+    for more in [
+        json!({ "contains": {} }),
+        json!({ "contains": true, "maxContains": 2 }),
+        json!({ "contains": false, "minContains": 0, "maxContains": 0 }),
+        json!({ "contains": { "const": 1 }, "minContains": 0, "maxContains": 3 }),
+        json!({ "unevaluatedItems": false, "items": true }),
+        json!({ "unevaluatedItems": false, "prefixItems": [true, true] }),
+        json!({ "unevaluatedItems": false, "items": [true], "additionalItems": true }),
+        json!({ "uniqueItems": true, "prefixItems": [{ "type": "integer" }, { "const": "a" }] }),
+        json!({ "uniqueItems": true, "prefixItems": [{ "type": "integer" }], "items": false }),
+    ] {
+        checker.check(&array(more), &["[1]"], &["[]", "[1, \"a\", 2]"]);
+    }
+}
+
+#[test]
+fn conditions_that_always_or_never_hold_are_what_they_lead_to() {
+    let checker = Checker::new();
+    let a = json!({ "type": "object", "required": ["a"], "properties": { "a": { "type": "integer" } } });
+    for (condition, holds) in [
+        (json!(true), true),
+        (json!({}), true),
+        (json!({ "type": "object" }), true),
+        (json!({ "required": ["a"], "properties": {} }), true),
+        (json!(false), false),
+        (json!({ "type": ["array", "null"] }), false),
+        (json!({ "properties": { "a": { "type": "string" } }, "required": ["a"], "type": "object" }), false),
+    ] {
+        let mut schema = a.clone();
+        schema["if"] = condition.clone();
+        schema["then"] = json!({ "required": ["b"] });
+        schema["else"] = json!({ "required": ["c"] });
+        let [taken, refused] = if holds { ["b", "c"] } else { ["c", "b"] };
+        let of = |name: &str| format!("{{\"a\": 1, \"{name}\": 1}}");
+        checker.check(&schema, &[&of(taken)], &[&of(refused), "{\"b\": 1, \"c\": 1}"]);
+    }
+    let named = json!({ "type": "object", "if": {}, "then": { "properties": { "a": { "type": "integer" } } } });
+    let strict = checker.strict(&named).unwrap().text;
+    assert!(checker.takes(&strict, "{\"a\": 1}") && !checker.takes(&strict, "{\"b\": 1}"), "{strict}");
+}
+
+#[test]
+fn keywords_that_say_something_are_not_taken_for_nothing() {
+    let checker = Checker::new();
+    for (schema, keyword) in [
+        (json!({ "type": "number", "not": { "type": "integer" } }), "not"),
+        (json!({ "type": "integer", "not": { "type": "number", "minimum": 3 } }), "not"),
+        (json!({ "type": "string", "nullable": true, "not": { "type": "null" } }), "not"),
+        (json!({ "not": { "type": "null" } }), "not"),
+        (json!({ "type": ["string", "null"], "not": { "type": "null" } }), "not"),
+        (
+            json!({ "$schema": "http://json-schema.org/draft-07/schema#", "type": "string", "definitions": { "a": true },
+            "not": { "$ref": "#/definitions/a", "type": "null" } }),
+            "not",
+        ),
+        (json!({ "type": ["string", "array"], "uniqueItems": true }), "uniqueItems"),
+        (json!({ "type": "array", "uniqueItems": true, "maxItems": 2 }), "uniqueItems"),
+        (
+            json!({ "type": "array", "uniqueItems": true, "prefixItems": [{ "const": 1 }, { "const": 2 }] }),
+            "uniqueItems",
+        ),
+        (
+            json!({ "type": "array", "uniqueItems": true, "items": false, "prefixItems": [{ "const": 1 }, { "type": "integer" }] }),
+            "uniqueItems",
+        ),
+        (json!({ "type": "array", "contains": {} }), "contains"),
+        (json!({ "type": "array", "contains": {}, "minItems": 1, "minContains": 2 }), "contains"),
+        (json!({ "type": "array", "contains": {}, "minItems": 1, "maxContains": 2 }), "contains"),
+        (json!({ "type": "array", "contains": { "const": 1 }, "minItems": 1 }), "contains"),
+        (
+            json!({ "$schema": "http://json-schema.org/draft-07/schema#", "type": "array", "contains": { "const": 1 }, "minContains": 0 }),
+            "contains",
+        ),
+        (json!({ "type": "object", "dependentRequired": { "a": ["a", "b"] }, "required": ["a"] }), "dependentRequired"),
+        (json!({ "dependentRequired": { "a": ["b"] } }), "dependentRequired"),
+        (json!({ "type": "object", "dependencies": { "a": { "required": ["b"] } } }), "dependencies"),
+        (json!({ "type": "object", "dependentSchemas": { "a": { "type": "array" } } }), "dependentSchemas"),
+        (json!({ "type": "object", "dependentSchemas": { "a": { "minProperties": 2 } } }), "dependentSchemas"),
+        (json!({ "type": ["object", "null"], "if": { "type": "object" }, "then": { "required": ["a"] } }), "if"),
+        (json!({ "type": "object", "if": { "required": ["a"] }, "then": { "required": ["b"] } }), "if"),
+        (json!({ "type": "number", "if": { "type": "integer" }, "then": { "minimum": 1 } }), "if"),
+        (
+            json!({ "type": "array", "prefixItems": [true], "maxItems": 2, "unevaluatedItems": false }),
+            "unevaluatedItems",
+        ),
+        (
+            json!({ "type": "object", "propertyNames": { "oneOf": [{ "type": "string" }, { "minLength": 1 }] } }),
+            "propertyNames/oneOf",
+        ),
+        (
+            json!({ "type": "object", "propertyNames": { "anyOf": [{ "pattern": "^a" }, { "type": "null" }] } }),
+            "propertyNames/anyOf",
+        ),
+        (json!({ "type": "object", "propertyNames": { "not": { "const": "a" } } }), "propertyNames/not"),
+    ] {
+        let error = checker.plain(&schema).expect_err(&schema.to_string()).to_string();
+        assert_eq!(error.split(": ").next(), Some(&*format!("the schema at #/{keyword}")), "{schema}: {error}");
+    }
 }
 
 #[test]
@@ -153,6 +305,24 @@ fn names_of_properties_are_listed_matched_or_refused() {
         let error = checker.plain(&object(names.clone())).unwrap_err().to_string();
         assert!(error.starts_with(&format!("the schema at #{place}: ")), "{error}");
         assert_eq!(checker.tool(&object(names), false).unwrap().dropped.len(), 1);
+    }
+    // Names of closed objects are tried by themselves.
+    for (names, taken, refused) in [
+        (json!({ "minLength": 1 }), [r#"{"a": 1}"#, r#"{"größe": 1, "a": 1}"#], r#"{"b": 1}"#),
+        (json!({ "minLength": 5, "maxLength": 5 }), ["{}", r#"{"größe": 1}"#], r#"{"a": 1}"#),
+        (json!({ "pattern": "^.*$" }), [r#"{"a": 1}"#, r#"{"größe": 1}"#], r#"{"b": 1}"#),
+        (json!({ "pattern": "^[a-z]$" }), ["{}", r#"{"a": 1}"#], r#"{"größe": 1}"#),
+        (json!({ "pattern": "(?=r)..ß" }), ["{}", r#"{"größe": 1}"#], r#"{"a": 1}"#),
+        (json!({ "format": "date" }), ["{}", "{ }"], r#"{"a": 1}"#),
+    ] {
+        let closed = json!({ "type": "object", "propertyNames": names, "additionalProperties": false,
+            "properties": { "größe": { "type": "integer" }, "a": { "type": "integer" } } });
+        checker.check(&closed, &taken, &[refused]);
+    }
+    let open = json!({ "type": "object", "propertyNames": { "minLength": 1 }, "properties": { "a": true } });
+    assert!(checker.plain(&open).unwrap_err().to_string().starts_with("the schema at #/propertyNames: "));
+    for none in [json!({ "type": "integer" }), json!({ "enum": [1, null] }), json!({ "not": { "minLength": 0 } })] {
+        checker.check(&object(none), &["{}"], &[r#"{"a": 1}"#]);
     }
     let mut beside_patterns = object(json!({ "enum": ["a"] }));
     beside_patterns["patternProperties"] = json!({ "^a": true });
@@ -260,7 +430,11 @@ fn unserved() -> Vec<(Value, &'static str, &'static str)> {
         (property(json!({ "$ref": "#here" })), "/properties/a/$ref", "there is no"),
         (property(json!({ "$dynamicRef": "#here" })), "/properties/a/$dynamicRef", "not served"),
         (property(json!({ "dependentRequired": { "b": ["c"] } })), "/properties/a/dependentRequired", "not served"),
-        (property(json!({ "if": {}, "then": { "type": "string" } })), "/properties/a/if", "not served"),
+        (
+            property(json!({ "if": { "type": "object" }, "then": { "required": ["b"] }, "else": { "const": 1 } })),
+            "/properties/a/if",
+            "not served",
+        ),
         (property(json!({ "prefixItems": [true], "unevaluatedItems": false })), "/properties/a/unevaluatedItems", ""),
         (
             property(json!({ "anyOf": [{ "properties": { "b": {} } }], "unevaluatedProperties": false })),
@@ -302,20 +476,108 @@ fn unserved_values_are_refused_with_their_place_and_left_out_of_lenient_tools() 
         assert_eq!(grammar.dropped.is_empty(), place.ends_with("/a"), "{schema}: {:?}", grammar.dropped);
         assert!(grammar.dropped.iter().all(|dropped| dropped.contains(place)), "{:?}", grammar.dropped);
     }
-    // What is no schema is refused of any tool.
-    for (schema, place) in [
-        (json!({ "type": "object", "properties": { "a": { "type": "colour" } } }), "/properties/a/type"),
-        (json!({ "type": "object", "properties": [] }), "/properties"),
-        (json!({ "type": "object", "properties": { "a": { "minLength": -1 } } }), "/properties/a/minLength"),
-        (json!({ "type": "object", "properties": { "a": { "enum": [] } } }), "/properties/a/enum"),
-        (json!({ "type": "object", "properties": { "a": 1 } }), "/properties/a"),
-        (json!({ "type": "object", "properties": { "a": { "items": { "anyOf": [] } } } }), "/properties/a/items/anyOf"),
-    ] {
-        for refused in [checker.plain(&schema), checker.strict(&schema), checker.tool(&schema, false)] {
-            let error = refused.unwrap_err().to_string();
+}
+
+#[test]
+fn wrong_values_are_refused_with_their_place_and_left_out_of_lenient_tools() {
+    let checker = Checker::new();
+    let call = |value: &str| format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {value}}}\n</tool_call>");
+    let check = |schema: &Value, place: &str, taken: &str, refused: &str| {
+        for outcome in [checker.plain(schema), checker.strict(schema), checker.tool(schema, true)] {
+            let error = outcome.unwrap_err().to_string();
             assert!(error.contains(&format!(" at #{place}: ")), "{schema}: {error}");
         }
+        let grammar = checker.tool(schema, false).unwrap_or_else(|error| panic!("{schema}: {error}"));
+        assert!(checker.takes(&grammar.text, &call(taken)), "{schema}: {taken} of {}", grammar.text);
+        assert!(!checker.takes(&grammar.text, &call(refused)), "{schema}: {refused} of {}", grammar.text);
+        grammar.dropped
+    };
+    // A wrong keyword of a property, beside one that holds.
+    for (held, keyword, wrong, place, taken, refused) in [
+        (json!({}), "type", json!("any"), "/type", "1", "x"),
+        (
+            json!({ "properties": { "b": { "type": "null" } } }),
+            "type",
+            json!("dict"),
+            "/type",
+            "{\"b\": null}",
+            "{\"b\": 1}",
+        ),
+        (json!({}), "type", json!(["string", "any"]), "/type", "1", "x"),
+        (json!({}), "type", json!([]), "/type", "1", "x"),
+        (json!({}), "type", json!({ "type": "string" }), "/type", "1", "x"),
+        (json!({ "type": "string" }), "minLength", json!(-1), "/minLength", "\"\"", "1"),
+        (json!({ "type": "string" }), "maxLength", json!("9"), "/maxLength", "\"\"", "1"),
+        (json!({ "type": "string" }), "pattern", json!(1), "/pattern", "\"\"", "1"),
+        (json!({ "type": "string" }), "format", json!(["date"]), "/format", "\"\"", "1"),
+        (json!({ "type": "string" }), "enum", json!([]), "/enum", "\"\"", "1"),
+        (json!({ "type": "string" }), "enum", json!("a"), "/enum", "\"\"", "1"),
+        (json!({ "type": "string" }), "$ref", json!(1), "/$ref", "\"\"", "1"),
+        (json!({ "type": "string" }), "anyOf", json!([]), "/anyOf", "\"\"", "1"),
+        (json!({ "type": "string" }), "oneOf", json!({}), "/oneOf", "\"\"", "1"),
+        (json!({ "type": "string" }), "allOf", json!([1]), "/allOf/0", "\"\"", "1"),
+        (json!({ "type": "string" }), "not", json!("a"), "/not", "\"\"", "1"),
+        (json!({ "type": "integer" }), "minimum", json!("1"), "/minimum", "0", "0.5"),
+        (json!({ "type": "integer" }), "exclusiveMaximum", json!([]), "/exclusiveMaximum", "0", "0.5"),
+        (json!({ "type": "integer" }), "multipleOf", json!(0), "/multipleOf", "0", "0.5"),
+        (json!({ "type": "array" }), "items", json!("string"), "/items", "[1]", "1"),
+        (json!({ "type": "array" }), "uniqueItems", json!("yes"), "/uniqueItems", "[1]", "1"),
+        (json!({ "type": "array" }), "minItems", json!(1.5), "/minItems", "[]", "1"),
+        (
+            json!({ "type": "array", "items": { "type": "null" } }),
+            "prefixItems",
+            json!(1),
+            "/prefixItems",
+            "[null]",
+            "[1]",
+        ),
+        (json!({ "type": "object" }), "properties", json!({ "b": 1 }), "/properties/b", "{\"b\": 1}", "1"),
+        (
+            json!({ "type": "object", "properties": { "b": { "type": "null" } } }),
+            "required",
+            json!(true),
+            "/required",
+            "{}",
+            "{\"b\": 1}",
+        ),
+        (json!({ "type": "object" }), "patternProperties", json!([]), "/patternProperties", "{}", "1"),
+        (json!({ "type": "object" }), "propertyNames", json!([]), "/propertyNames", "{}", "1"),
+        (json!({ "type": "object" }), "additionalProperties", json!("no"), "/additionalProperties", "{}", "1"),
+        (
+            json!({ "type": "object", "additionalProperties": false }),
+            "properties",
+            json!([]),
+            "/properties",
+            "{}",
+            "{\"b\": 1}",
+        ),
+    ] {
+        let mut property = held;
+        property[keyword] = wrong;
+        let schema = json!({ "type": "object", "properties": { "a": property }, "required": ["a"] });
+        let of = |value: &str| format!("{{\"a\": {value}}}");
+        let dropped = check(&schema, &format!("/properties/a{place}"), &of(taken), &of(refused));
+        assert!(dropped.len() == 1 && dropped[0].contains(&format!(" at #/properties/a{place}: ")), "{dropped:?}");
     }
+    let php = json!({ "type": "object", "properties": [], "required": [], "additionalProperties": false });
+    assert_eq!(check(&php, "/properties", "{}", "{\"a\": 1}").len(), 1);
+    let not_one = json!({ "type": "object", "properties": { "a": 1, "b": { "type": "string" } } });
+    assert_eq!(check(&not_one, "/properties/a", "{\"a\": 1, \"b\": \"\"}", "{\"b\": 1}").len(), 1);
+    // Null says nothing, and Gemini writes types in upper case: neither is left out.
+    for keyword in ["enum", "items", "minLength", "anyOf", "$ref", "not", "nullable", "properties", "pattern", "format"]
+    {
+        let mut property = json!({ "type": "STRING", "description": null });
+        property[keyword] = Value::Null;
+        let schema = json!({ "type": "object", "properties": { "a": property, "type": { "type": ["Null"] } }, "required": null });
+        let dropped = check(&schema, "/properties/a/type", "{\"a\": \"\", \"type\": null}", "{\"a\": 1}");
+        assert_eq!(dropped, [""; 0], "{keyword}");
+    }
+    let constant = json!({ "type": "object", "properties": { "a": { "const": null, "type": "Null" } } });
+    check(&constant, "/properties/a/type", "{\"a\": null}", "{\"a\": 1}");
+    // What is too large stays an error.
+    let deep = (0..120).fold(json!({}), |inner, _| json!({ "items": inner }));
+    let error = checker.tool(&json!({ "type": "object", "properties": { "a": deep } }), false).unwrap_err().to_string();
+    assert!(error.ends_with(": the schema is too large"), "{error}");
 }
 
 #[test]
@@ -373,6 +635,29 @@ fn hostile() -> Vec<(&'static str, Value)> {
         (
             "closed branches",
             json!({ "properties": named(150, &|_| reference.clone()), "$defs": { "b": { "properties": named(300, &|_| json!({})) } } }),
+        ),
+        (
+            "lists that are apart",
+            json!({ "enum": list(3000, &|i| json!(i)), "not": { "enum": list(3000, &|i| json!(i + 6000)) } }),
+        ),
+        (
+            "dependents",
+            json!({ "required": list(400, &|i| json!(format!("p{i}"))), "dependentRequired": named(4, &|_| json!(list(1500, &|_| json!("p399")))) }),
+        ),
+        (
+            "dependent schemas",
+            json!({ "required": list(400, &|i| json!(format!("p{i}"))), "dependentSchemas": named(1500, &|_| json!({ "required": ["p1"] })) }),
+        ),
+        (
+            "conditions in conditions",
+            (0..25).fold(
+                json!({ "minLength": 2 }),
+                |inner, _| json!({ "if": { "not": { "not": { "not": inner.clone() } } }, "then": false }),
+            ),
+        ),
+        (
+            "names that are searched",
+            json!({ "properties": named(40, &|_| json!({ "propertyNames": { "pattern": "^(?:.*[ab].{90}){2}c" }, "additionalProperties": false, "properties": { "ab".repeat(600): true } })) }),
         ),
         (
             "lists of names",

@@ -12,8 +12,9 @@ impl<'a> Translator<'a> {
         scope: &Scope,
         writing: &mut Writing,
     ) -> Result<(), Problem> {
-        let values = value.as_array().filter(|values| !values.is_empty());
-        let values = values.ok_or_else(|| scope.problem(keyword, "expected a list of schemas, at least one"))?;
+        let Some(values) = value.as_array().filter(|values| !values.is_empty()) else {
+            return self.unserved(scope.problem(keyword, "expected a list of schemas, at least one"));
+        };
         let mut all = Vec::with_capacity(values.len());
         for (index, value) in values.iter().enumerate() {
             all.push(self.schema(value, &scope.at(&[keyword, &index.to_string()]))?);
@@ -22,7 +23,7 @@ impl<'a> Translator<'a> {
             return Ok(());
         }
         // The library tells apart only what is written in its place.
-        if keyword == "oneOf" && self.are_apart(values, scope) {
+        if keyword == "oneOf" && self.are_apart(keyword, values, scope) {
             writing.beside.push(json!({ "anyOf": all }));
         } else {
             writing.set(keyword, all);

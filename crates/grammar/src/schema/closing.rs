@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
+use super::disjoint::types;
 use super::{Demand, Fields, Problem, Scope, Translator, is_true, named_types};
 
 /// Keywords that say that a schema is of an object.
@@ -51,6 +52,9 @@ impl<'a> Translator<'a> {
     /// What properties without a name are, if the schema leaves that open.
     pub(super) fn closing(&mut self, fields: &'a Fields, scope: &Scope) -> Result<Option<Closing>, Problem> {
         let rest = fields.get("unevaluatedProperties");
+        if types(fields).is_some_and(|types| !types.contains(&"object")) {
+            return Ok(None);
+        }
         let closes = self.closes(fields) && !scope.is_open && !fields.contains_key("propertyNames");
         if fields.contains_key("additionalProperties") || rest.is_some_and(is_true) || (rest.is_none() && !closes) {
             return Ok(None);
@@ -86,6 +90,11 @@ impl<'a> Translator<'a> {
         for keyword in ["allOf", "anyOf", "oneOf"] {
             for (index, value) in fields.get(keyword).and_then(Value::as_array).into_iter().flatten().enumerate() {
                 self.read_branch(value, &scope.at(&[keyword, &index.to_string()]), found);
+            }
+        }
+        if fields.contains_key("if") {
+            for (keyword, value) in ["then", "else"].into_iter().filter_map(|branch| fields.get_key_value(branch)) {
+                self.read_branch(value, &scope.at(&[keyword]), found);
             }
         }
         found.has_ways |= ["anyOf", "oneOf", "if", "dependentSchemas"].iter().any(|name| fields.contains_key(*name));

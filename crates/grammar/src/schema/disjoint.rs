@@ -8,6 +8,8 @@ use super::{Fields, Scope, Translator, named_types};
 const MAX_DEPTH: usize = 8;
 /// Most pairs that are looked at.
 const MAX_COMPARISONS: usize = 50_000;
+/// Pairs of listed values that cost as much as one of schemas.
+const VALUES_PER_PAIR: usize = 100;
 const NONE: &Value = &Value::Bool(false);
 
 /// A schema and where it is.
@@ -15,13 +17,14 @@ type Placed<'a> = (&'a Value, Scope);
 
 impl<'a> Translator<'a> {
     /// Whether no value is of two of a keyword's schemas, as far as can be seen.
-    pub(super) fn are_apart(&mut self, values: &'a [Value], scope: &Scope) -> bool {
-        let placed = |index: usize| (&values[index], scope.at(&["oneOf", &index.to_string()]));
+    pub(super) fn are_apart(&mut self, keyword: &str, values: &'a [Value], scope: &Scope) -> bool {
+        let placed = |index: usize| (&values[index], scope.at(&[keyword, &index.to_string()]));
         (0..values.len())
             .all(|first| (first + 1..values.len()).all(|second| self.are_disjoint(placed(first), placed(second), 0)))
     }
 
-    fn are_disjoint(&mut self, a: Placed<'a>, b: Placed<'a>, depth: usize) -> bool {
+    /// Whether no value is of two schemas, as far as can be seen.
+    pub(super) fn are_disjoint(&mut self, a: Placed<'a>, b: Placed<'a>, depth: usize) -> bool {
         self.comparisons += 1;
         if depth > MAX_DEPTH || self.comparisons > MAX_COMPARISONS {
             return false;
@@ -34,11 +37,15 @@ impl<'a> Translator<'a> {
             _ => return false,
         };
         let is_nullable = |fields: &Fields| fields.get("nullable") == Some(&Value::Bool(true));
-        if is_nullable(first) || is_nullable(second) {
+        // In old versions what is beside a reference says nothing.
+        let is_reference = |fields: &Fields| self.targets.is_old && fields.contains_key("$ref");
+        if [first, second].into_iter().any(|fields| is_nullable(fields) || is_reference(fields)) {
             return false;
         }
         if let (Some(first), Some(second)) = (literals(first), literals(second)) {
-            return !first.iter().any(|value| second.iter().any(|other| may_be_one(value, other)));
+            self.comparisons += first.len() * second.len() / VALUES_PER_PAIR;
+            let is_bounded = self.comparisons <= MAX_COMPARISONS;
+            return is_bounded && !first.iter().any(|value| second.iter().any(|other| may_be_one(value, other)));
         }
         if let (Some(first), Some(second)) = (types(first), types(second)) {
             if !first.iter().any(|kind| second.contains(kind)) {
@@ -92,18 +99,22 @@ fn property<'a>(schema: &'a Value, name: &str) -> Option<&'a Value> {
 fn literals(fields: &Fields) -> Option<&[Value]> {
     match (fields.get("const"), fields.get("enum")) {
         (Some(value), _) => Some(std::slice::from_ref(value)),
-        (None, Some(Value::Array(values))) => Some(values),
+        (None, Some(Value::Array(values))) if !values.is_empty() => Some(values),
         _ => None,
     }
 }
 
-/// The types that a schema's values have, numbers as one.
-fn types(fields: &Fields) -> Option<Vec<&str>> {
+/// The types that a schema's values have, numbers as one; `None`: all.
+pub(super) fn types(fields: &Fields) -> Option<Vec<&str>> {
     if let Some(values) = literals(fields) {
         return Some(values.iter().map(kind).collect());
     }
-    let one = |name| if name == "integer" { "number" } else { name };
-    named_types(fields).map(|names| names.into_iter().map(one).collect())
+    named_types(fields).map(|names| names.into_iter().map(numeric).collect())
+}
+
+/// The name of a type, numbers as one.
+pub(super) fn numeric(name: &str) -> &str {
+    if name == "integer" { "number" } else { name }
 }
 
 fn kind(value: &Value) -> &'static str {

@@ -11,6 +11,7 @@ mod closing;
 mod disjoint;
 mod format;
 mod keywords;
+mod lenient;
 mod names;
 mod number;
 mod object;
@@ -24,7 +25,7 @@ use std::fmt;
 use serde_json::{Map, Value, json};
 
 use crate::GrammarError;
-use keywords::{UNSERVED, count, describes, is_true, says_nothing};
+use keywords::{UNSERVED, count, describes, is_true, subject};
 use reference::Targets;
 
 /// Most schemas that are written for one.
@@ -85,8 +86,9 @@ pub(crate) fn translated(
     demand: Demand,
     loosened: &HashSet<String>,
 ) -> Result<Translated, Problem> {
+    let tidied = if demand == Demand::Lenient { Some(lenient::tidied(schema)) } else { None };
     let mut translator = Translator {
-        targets: Targets::new(schema),
+        targets: Targets::new(tidied.as_ref().unwrap_or(schema)),
         demand,
         loosened,
         definitions: Map::new(),
@@ -240,10 +242,13 @@ impl<'a> Translator<'a> {
         let fields = match value {
             Value::Bool(_) => return Ok(value.clone()),
             Value::Object(fields) => fields,
-            _ => return Err(scope.own_problem("a schema is an object, true or false")),
+            _ => {
+                self.unserved(scope.own_problem("a schema is an object, true or false"))?;
+                return Ok(Value::Bool(true));
+            }
         };
         let value = if self.loosened.contains(&scope.pointer) {
-            types_alone(fields, scope)?
+            self.types_alone(fields, scope)?
         } else {
             self.fields(fields, scope)?
         };
@@ -265,15 +270,18 @@ impl<'a> Translator<'a> {
         let inner = Scope { is_open: scope.is_open || self.closes(fields), ..scope.clone() };
         let mut has_objects = false;
         let mut has_arrays = false;
-        for (keyword, value) in fields {
+        let types = disjoint::types(fields);
+        let is_of_others =
+            |keyword| types.as_ref().zip(subject(keyword)).is_some_and(|(types, of)| !types.contains(&of));
+        for (keyword, value) in fields.iter().filter(|(keyword, _)| !is_of_others(keyword)) {
             match keyword.as_str() {
-                "type" => types(value, scope, &mut writing)?,
+                "type" => self.types(value, scope, &mut writing)?,
                 "enum" | "const" => self.literals(keyword, value, scope, &mut writing)?,
                 "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf" => {
                     self.number(keyword, fields, scope, &mut writing)?;
                 }
                 "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties" | "maxProperties" => {
-                    counted(keyword, value, scope, &mut writing)?;
+                    self.counted(keyword, value, scope, &mut writing)?;
                 }
                 "pattern" => self.pattern(value, fields, scope, &mut writing)?,
                 "format" => self.format(value, fields, scope, &mut writing)?,
@@ -289,7 +297,8 @@ impl<'a> Translator<'a> {
                 "allOf" | "anyOf" | "oneOf" => self.branches(keyword, value, &inner, &mut writing)?,
                 "$ref" => self.reference(value, &inner, &mut writing)?,
                 "not" if is_true(value) => writing.beside.push(Value::Bool(false)),
-                keyword if UNSERVED.contains(&keyword) && !says_nothing(keyword, value, fields) => {
+                "if" => self.condition(value, fields, &inner, &mut writing)?,
+                keyword if UNSERVED.contains(&keyword) && !self.says_nothing(keyword, value, fields, scope) => {
                     self.unserved(scope.problem(keyword, "this keyword is not served"))?;
                 }
                 // What describes, and what is not of JSON Schema.
@@ -306,7 +315,7 @@ impl<'a> Translator<'a> {
         let values = match (keyword, value) {
             ("const", value) => std::slice::from_ref(value),
             (_, Value::Array(values)) if !values.is_empty() => values,
-            _ => return Err(scope.problem(keyword, "expected a list of values")),
+            _ => return self.unserved(scope.problem(keyword, "expected a list of values")),
         };
         if values.iter().any(number::is_inexact) {
             return self.unserved(scope.problem(keyword, "integers beyond 2^53 are not exact"));
@@ -322,46 +331,48 @@ impl<'a> Translator<'a> {
         writing.set("required", value.clone());
         Ok(())
     }
-}
 
-fn types_alone(fields: &Fields, scope: &Scope) -> Result<Value, Problem> {
-    let mut writing = Writing::default();
-    if let Some(value) = fields.get("type") {
-        types(value, scope, &mut writing)?;
-    }
-    Ok(writing.value())
-}
-
-fn types(value: &Value, scope: &Scope, writing: &mut Writing) -> Result<(), Problem> {
-    let types = match value {
-        Value::String(_) => std::slice::from_ref(value),
-        Value::Array(types) if !types.is_empty() => types,
-        _ => return Err(scope.problem("type", "expected a type, or a list of types")),
-    };
-    for one in types {
-        if !one.as_str().is_some_and(|name| TYPES.contains(&name)) {
-            let text: String = one.to_string().chars().take(64).collect();
-            return Err(scope.problem("type", format!("{text} is no type: {}", TYPES.join(", "))));
+    fn types_alone(&mut self, fields: &Fields, scope: &Scope) -> Result<Value, Problem> {
+        let mut writing = Writing::default();
+        if let Some(value) = fields.get("type") {
+            self.types(value, scope, &mut writing)?;
         }
+        Ok(writing.value())
     }
-    writing.set("type", value.clone());
-    Ok(())
-}
 
-/// Writes a number of characters, items or properties.
-fn counted(keyword: &str, value: &Value, scope: &Scope, writing: &mut Writing) -> Result<(), Problem> {
-    let count = count(value).ok_or_else(|| scope.problem(keyword, "expected a whole number from 0"))?;
-    if count > 0 || keyword.starts_with("max") {
-        writing.set(keyword, count);
+    fn types(&mut self, value: &Value, scope: &Scope, writing: &mut Writing) -> Result<(), Problem> {
+        let types = match value {
+            Value::String(_) => std::slice::from_ref(value),
+            Value::Array(types) if !types.is_empty() => types,
+            _ => return self.unserved(scope.problem("type", "expected a type, or a list of types")),
+        };
+        let unknown = types.iter().find(|one| !one.as_str().is_some_and(|name| TYPES.contains(&name)));
+        if let Some(unknown) = unknown {
+            let text: String = unknown.to_string().chars().take(64).collect();
+            return self.unserved(scope.problem("type", format!("{text} is no type: {}", TYPES.join(", "))));
+        }
+        writing.set("type", value.clone());
+        Ok(())
     }
-    Ok(())
+
+    /// Writes a number of characters, items or properties.
+    fn counted(&mut self, keyword: &str, value: &Value, scope: &Scope, writing: &mut Writing) -> Result<(), Problem> {
+        let Some(count) = count(value) else {
+            return self.unserved(scope.problem(keyword, "expected a whole number from 0"));
+        };
+        if count > 0 || keyword.starts_with("max") {
+            writing.set(keyword, count);
+        }
+        Ok(())
+    }
 }
 
 /// The types that a schema's own keyword `type` lets be; `None`: all.
 fn named_types(fields: &Fields) -> Option<Vec<&str>> {
-    match fields.get("type")? {
-        Value::String(name) => Some(vec![name]),
-        Value::Array(names) => Some(names.iter().filter_map(Value::as_str).collect()),
-        _ => None,
-    }
+    let names = match fields.get("type")? {
+        Value::String(name) => vec![name.as_str()],
+        Value::Array(names) => names.iter().map(Value::as_str).collect::<Option<_>>()?,
+        _ => return None,
+    };
+    names.iter().all(|name| TYPES.contains(name)).then_some(names)
 }

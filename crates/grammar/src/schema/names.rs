@@ -2,8 +2,9 @@
 
 use serde_json::Value;
 
+use super::keywords::{is_idle, takes_none};
 use super::object::Properties;
-use super::{Fields, Problem, Scope, Translator, count, describes, format, named_types};
+use super::{Fields, Problem, Scope, Translator, count, describes, format, pattern};
 
 /// What names are taken.
 enum Names<'a> {
@@ -24,9 +25,15 @@ impl<'a> Translator<'a> {
         let (value, inner) = self.targets.followed(value, scope.at(&["propertyNames"]));
         let names = match value {
             Value::Bool(true) => Ok(None),
-            Value::Bool(false) => Ok(Some(Names::Listed(Vec::new()))),
+            value if takes_none(value, Some("string")) => Ok(Some(Names::Listed(Vec::new()))),
             Value::Object(fields) => self.names(fields, &inner),
-            _ => return Err(inner.own_problem("a schema is an object, true or false")),
+            _ => Err(inner.own_problem("a schema is an object, true or false")),
+        };
+        let is_closed =
+            properties.patterns.is_empty() && fields.get("additionalProperties") == Some(&Value::Bool(false));
+        let names = match names {
+            Ok(Some(Names::Matching(pattern))) if is_closed => self.found(&pattern, fields, &inner),
+            names => names,
         };
         let restricted = match names {
             Ok(None) => return Ok(()),
@@ -51,8 +58,8 @@ impl<'a> Translator<'a> {
         let mut names = None;
         for (keyword, value) in fields.iter().filter(|(keyword, _)| !describes(keyword)) {
             let more = match (keyword.as_str(), value) {
-                ("type", _) if named_types(fields).is_some_and(|types| types.contains(&"string")) => continue,
-                ("minLength", _) if count(value) == Some(0) || fields.contains_key("maxLength") => continue,
+                (keyword, value) if is_idle(keyword, value, Some("string")) => continue,
+                ("minLength", _) if fields.contains_key("maxLength") => continue,
                 ("format", Value::String(name)) if fields.contains_key("pattern") || !format::is_named(name) => {
                     continue;
                 }
@@ -70,6 +77,13 @@ impl<'a> Translator<'a> {
             }
         }
         Ok(names)
+    }
+
+    /// Named properties in which a pattern is found.
+    fn found(&mut self, pattern: &str, fields: &'a Fields, scope: &Scope) -> Result<Option<Names<'a>>, Problem> {
+        let named = fields.get("properties").and_then(Value::as_object).into_iter().flatten();
+        let found = pattern::found(pattern, named.map(|(name, _)| name.as_str()), &mut self.work);
+        found.map(|names| Some(Names::Listed(names))).map_err(|what| scope.own_problem(what))
     }
 
     /// A pattern as one of the library.

@@ -29,7 +29,9 @@ impl Translator<'_> {
             (value, _) => Some(value),
         };
         let Some(value) = value else { return Ok(()) };
-        let Value::Number(number) = value else { return Err(scope.problem(keyword, "expected a number")) };
+        let Value::Number(number) = value else {
+            return self.unserved(scope.problem(keyword, "expected a number"));
+        };
         let size = value.as_f64().unwrap_or_default();
         let is_integer = named_types(fields).is_some_and(|types| !types.contains(&"number"));
         if keyword == "multipleOf" {
@@ -53,7 +55,7 @@ impl Translator<'_> {
         writing: &mut Writing,
     ) -> Result<(), Problem> {
         if number.as_f64().is_none_or(|number| number <= 0.0) {
-            return Err(scope.problem("multipleOf", "expected a number above 0"));
+            return self.unserved(scope.problem("multipleOf", "expected a number above 0"));
         }
         if is_integer && number.as_f64() == Some(1.0) {
             return Ok(());

@@ -24,7 +24,7 @@ impl<'a> Translator<'a> {
         writing: &mut Writing,
     ) -> Result<(), Problem> {
         let mut named = Fields::new();
-        for (name, value) in named_schemas(fields, "properties", scope)? {
+        for (name, value) in self.named_schemas(fields, "properties", scope)? {
             named.insert(name.clone(), self.schema(value, &scope.at(&["properties", name]))?);
         }
         let rest = match fields.get("additionalProperties") {
@@ -55,7 +55,7 @@ impl<'a> Translator<'a> {
         scope: &Scope,
         properties: &mut Properties,
     ) -> Result<(), Problem> {
-        for (text, value) in named_schemas(fields, "patternProperties", scope)? {
+        for (text, value) in self.named_schemas(fields, "patternProperties", scope)? {
             let inner = scope.at(&["patternProperties", text]);
             let what = match self.library_patterns(text).as_deref() {
                 Ok([pattern]) => {
@@ -72,17 +72,18 @@ impl<'a> Translator<'a> {
         }
         Ok(())
     }
-}
 
-/// The schemas of a keyword, by name.
-fn named_schemas<'a>(
-    fields: &'a Fields,
-    keyword: &str,
-    scope: &Scope,
-) -> Result<impl Iterator<Item = (&'a String, &'a Value)>, Problem> {
-    match fields.get(keyword) {
-        None => Ok(None.into_iter().flatten()),
-        Some(Value::Object(named)) => Ok(Some(named).into_iter().flatten()),
-        Some(_) => Err(scope.problem(keyword, "expected an object")),
+    /// The schemas of a keyword, by name.
+    fn named_schemas(
+        &mut self,
+        fields: &'a Fields,
+        keyword: &str,
+        scope: &Scope,
+    ) -> Result<impl Iterator<Item = (&'a String, &'a Value)> + use<'a>, Problem> {
+        let value = fields.get(keyword);
+        if value.is_some_and(|value| !value.is_object()) {
+            self.unserved(scope.problem(keyword, "expected an object"))?;
+        }
+        Ok(value.and_then(Value::as_object).into_iter().flatten())
     }
 }

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use super::{Fields, MAX_DEPTH, Problem, Scope, Translator, Writing, describes};
 
 /// Keywords whose values are schemas by name.
-const NAMED: [&str; 6] =
+pub(super) const NAMED: [&str; 6] =
     ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
 /// Keywords whose values are no schemas, whatever they look like.
-const DATA: [&str; 5] = ["enum", "const", "default", "examples", "example"];
+pub(super) const DATA: [&str; 5] = ["enum", "const", "default", "examples", "example"];
 const NOTHING: &Value = &Value::Null;
 
 /// What references of a schema may lead to.
@@ -113,7 +113,9 @@ fn only_reference(fields: &Fields) -> Option<&str> {
 
 impl Translator<'_> {
     pub(super) fn reference(&mut self, value: &Value, scope: &Scope, writing: &mut Writing) -> Result<(), Problem> {
-        let reference = value.as_str().ok_or_else(|| scope.problem("$ref", "expected a text"))?;
+        let Some(reference) = value.as_str() else {
+            return self.unserved(scope.problem("$ref", "expected a text"));
+        };
         let Some(pointer) = self.targets.resolved(reference, &scope.pointer) else {
             let shown: String = reference.chars().take(128).collect();
             return self.unserved(scope.problem("$ref", format!("there is no '{shown}' in the schema")));

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Demand, Fields, Problem, Scope, Translator, Writing, format, named_types, pattern};
+use super::{Demand, Fields, Problem, Scope, Translator, Writing, format, pattern};
 
 impl<'a> Translator<'a> {
     pub(super) fn pattern(
@@ -12,7 +12,9 @@ impl<'a> Translator<'a> {
         scope: &Scope,
         writing: &mut Writing,
     ) -> Result<(), Problem> {
-        let text = value.as_str().ok_or_else(|| scope.problem("pattern", "expected a text"))?;
+        let Some(text) = value.as_str() else {
+            return self.unserved(scope.problem("pattern", "expected a text"));
+        };
         let patterns = match self.library_patterns(text) {
             Ok(patterns) => patterns,
             Err(what) => return self.unserved(scope.problem("pattern", what)),
@@ -50,10 +52,9 @@ impl<'a> Translator<'a> {
         scope: &Scope,
         writing: &mut Writing,
     ) -> Result<(), Problem> {
-        let name = value.as_str().ok_or_else(|| scope.problem("format", "expected a text"))?;
-        if named_types(fields).is_some_and(|types| !types.contains(&"string")) {
-            return Ok(());
-        }
+        let Some(name) = value.as_str() else {
+            return self.unserved(scope.problem("format", "expected a text"));
+        };
         let parts = fields.get("allOf").and_then(Value::as_array).into_iter().flatten();
         let has_pattern = fields.contains_key("pattern") || parts.into_iter().any(|part| part.get("pattern").is_some());
         if format::is_known(name) {

@@ -6,6 +6,7 @@ mod syntax;
 
 use std::panic::AssertUnwindSafe;
 
+use llguidance::derivre::raw::DerivCache;
 use llguidance::derivre::{ExprRef, RegexAst, RegexBuilder};
 use llguidance::panic_utils::catch_unwind;
 use llguidance::regex_to_lark;
@@ -59,6 +60,36 @@ impl Work {
         }
         Ok(expression)
     }
+}
+
+/// Names, of these, in which a pattern of the library is found.
+///
+/// # Errors
+/// The search costs too much.
+pub(super) fn found<'n>(
+    pattern: &str,
+    names: impl Iterator<Item = &'n str>,
+    work: &mut Work,
+) -> Result<Vec<&'n str>, String> {
+    let start = work.expression(pattern)?;
+    let mut expressions = std::mem::take(&mut work.expressions).into_exprset();
+    let mut derivatives = DerivCache::new();
+    let mut found = Vec::new();
+    for name in names {
+        let mut state = start;
+        for byte in name.bytes() {
+            state = derivatives.derivative(&mut expressions, state, byte);
+            if work.lost + expressions.cost() > MAX_COST {
+                work.lost += expressions.cost();
+                return Err(TOO_COMPLEX.to_owned());
+            }
+        }
+        if expressions.is_nullable(state) {
+            found.push(name);
+        }
+    }
+    work.lost += expressions.cost();
+    Ok(found)
 }
 
 /// Patterns for the library that are all found in the texts in which this one is found.
