@@ -11,6 +11,7 @@ pub(crate) struct Avx2Dots;
 impl Dots for Avx2Dots {
     type Floats = Avx2;
     type Quants = [__m256i; 2];
+    type NibbleSums = [__m256i; 2];
     type Sums = [__m256i; 2];
     // Of 16 registers: 2 x 2 dot products, 2 x 2 sums, 4 quants.
     const TILE_ROWS: usize = 2;
@@ -54,6 +55,33 @@ impl Dots for Avx2Dots {
         unsafe {
             let inputs = _mm256_set1_epi32(inputs);
             [narrow(sums[0], quants[0], inputs), narrow(sums[1], quants[1], inputs)]
+        }
+    }
+
+    #[inline(always)]
+    fn begin_nibbles(_: i32) -> Self::NibbleSums {
+        Self::splat(0)
+    }
+
+    #[inline(always)]
+    fn dot_nibbles(sums: Self::NibbleSums, nibbles: Self::Quants, inputs: i32) -> Self::NibbleSums {
+        // SAFETY: AVX2 as above. A block fits 16 bits (see the trait).
+        unsafe {
+            let inputs = _mm256_set1_epi32(inputs);
+            let low = _mm256_maddubs_epi16(nibbles[0], inputs);
+            let high = _mm256_maddubs_epi16(nibbles[1], inputs);
+            [_mm256_add_epi16(sums[0], low), _mm256_add_epi16(sums[1], high)]
+        }
+    }
+
+    #[inline(always)]
+    fn end_nibbles(sums: Self::NibbleSums, x: i32) -> Self::Sums {
+        // SAFETY: AVX2 as above.
+        unsafe {
+            let ones = _mm256_set1_epi16(1);
+            let [low, high] = [_mm256_madd_epi16(sums[0], ones), _mm256_madd_epi16(sums[1], ones)];
+            let x = _mm256_set1_epi32(x);
+            [_mm256_add_epi32(low, x), _mm256_add_epi32(high, x)]
         }
     }
 

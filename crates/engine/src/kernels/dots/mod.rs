@@ -33,6 +33,10 @@ pub(crate) trait Dots: Copy {
     type Quants: Copy;
     /// Sums of 16 outputs.
     type Sums: Copy;
+    /// Sums of 16 outputs while a block of nibbles is gone through. Sets that multiply to 16 bits
+    /// keep them so: the products of a block are 32 x 15 x 128 at most for an output, which two
+    /// sums of 16 bits have.
+    type NibbleSums: Copy;
     /// Rows of the largest register tile: 1, 2 or 4.
     const TILE_ROWS: usize;
     /// Packed tiles of 16 outputs of the largest register tile: 1 or 2.
@@ -60,6 +64,15 @@ pub(crate) trait Dots: Copy {
     /// bytes of `inputs`.
     fn dot(sums: Self::Sums, quants: Self::Quants, inputs: i32) -> Self::Sums;
 
+    /// The beginning of the sums of a block of nibbles, which begin with `x`.
+    fn begin_nibbles(x: i32) -> Self::NibbleSums;
+
+    /// As [`Self::dot`], for nibbles. A block has 8 of them.
+    fn dot_nibbles(sums: Self::NibbleSums, nibbles: Self::Quants, inputs: i32) -> Self::NibbleSums;
+
+    /// The sums of a block of nibbles that began with `x`.
+    fn end_nibbles(sums: Self::NibbleSums, x: i32) -> Self::Sums;
+
     /// As [`Self::dot`], for any quants.
     fn dot_wide(sums: Self::Sums, quants: Self::Quants, inputs: i32) -> Self::Sums;
 
@@ -83,6 +96,9 @@ mod tests {
         let ([low, high], bytes) = unsafe { (D::nibbles(quants.as_ptr()), D::bytes(quants.as_ptr())) };
         let start = D::splat(-77_000);
         let mut all = vec![D::dot(start, low, inputs), D::dot(start, high, inputs), D::dot_wide(start, bytes, inputs)];
+        let block = (0..4)
+            .fold(D::begin_nibbles(-77_000), |sums, _| D::dot_nibbles(D::dot_nibbles(sums, low, inputs), high, inputs));
+        all.push(D::end_nibbles(block, -77_000));
         for from in 0..8 {
             all.push(D::dot(start, D::with_bit(low, bytes, from, 4), inputs));
             all.push(D::dot(start, D::with_bit(high, bytes, from, 5), inputs));
@@ -100,8 +116,12 @@ mod tests {
                     |lane: usize| (0..4).map(move |i| i32::from(quant(quants[4 * lane + i])) * i32::from(signs[i]));
                 std::array::from_fn(|lane| (products(lane).sum::<i32>() - 77_000) as f32)
             };
+            let nibbles = expected(&|quant| quant & 15).map(|sum| sum + 77_000.0);
+            let high = expected(&|quant| quant >> 4).map(|sum| sum + 77_000.0);
+            let block = std::array::from_fn(|lane| 4.0 * (nibbles[lane] + high[lane]) - 77_000.0);
             let bit = |quant: u8, from: u32, to: u32| ((quant >> from) & 1) << to;
             let mut all = vec![expected(&|quant| quant & 15), expected(&|quant| quant >> 4), expected(&|quant| quant)];
+            all.push(block);
             for from in 0..8 {
                 all.push(expected(&|quant| (quant & 15) | bit(quant, from, 4)));
                 all.push(expected(&|quant| (quant >> 4) | bit(quant, from, 5)));

@@ -218,8 +218,9 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const TILES: 
     ahead: &mut WeightsAhead,
 ) {
     let form = format_of::<TYPE>();
-    // A minimum is taken off a whole block.
+    // A minimum is taken off a whole block, and the sums of nibbles are of one.
     const { assert!(format_of::<TYPE>().zero.is_some() || groups(format_of::<TYPE>()) == 1) };
+    const { assert!(format_of::<TYPE>().bits != 4 || groups(format_of::<TYPE>()) == 1) };
     let next_quants = blocks.len() * quant_bytes(form);
     let next_scales = blocks.len() * scale_bytes(form);
     let mut sums = [[D::Floats::splat(0.0); TILES]; ROWS];
@@ -235,10 +236,13 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const TILES: 
             let a_scales = block.scales.as_ptr().add(first);
             let weighted_sums = block.weighted_sums.as_ptr().add(first);
             let mut dots = [[D::splat(0); TILES]; ROWS];
+            let mut nibble_sums = [[D::begin_nibbles(0); TILES]; ROWS];
             unrolled!(pair in 0 1 2 3 => {
                 if pair == 0 || pair == 2 && groups(form) == 2 {
                     unrolled!(row in 0 1 2 3 => if row < ROWS {
-                        dots[row] = [D::splat(zero::<TYPE>(block, pair / 2, first, row)); TILES];
+                        let zero = zero::<TYPE>(block, pair / 2, first, row);
+                        dots[row] = [D::splat(zero); TILES];
+                        nibble_sums[row] = [D::begin_nibbles(zero); TILES];
                     });
                 }
                 let mut quads = [[D::bytes(quants); 2]; TILES];
@@ -248,13 +252,25 @@ unsafe fn registers<D: Dots, const TYPE: usize, const ROWS: usize, const TILES: 
                 unrolled!(quad in 0 1 => { unrolled!(row in 0 1 2 3 => if row < ROWS {
                     let inputs = inputs.add(row).cast::<i32>().add(2 * pair + quad).read_unaligned();
                     unrolled!(packed_tile in 0 1 => if packed_tile < TILES {
-                        dots[row][packed_tile] = if const { format_of::<TYPE>().is_wide() } {
-                            D::dot_wide(dots[row][packed_tile], quads[packed_tile][quad], inputs)
+                        let quads = quads[packed_tile][quad];
+                        if const { format_of::<TYPE>().bits == 4 } {
+                            let sums = &mut nibble_sums[row][packed_tile];
+                            *sums = D::dot_nibbles(*sums, quads, inputs);
                         } else {
-                            D::dot(dots[row][packed_tile], quads[packed_tile][quad], inputs)
-                        };
+                            let dots = &mut dots[row][packed_tile];
+                            let is_wide = const { format_of::<TYPE>().is_wide() };
+                            *dots = if is_wide { D::dot_wide(*dots, quads, inputs) } else { D::dot(*dots, quads, inputs) };
+                        }
                     });
                 }); });
+                if pair == 3 && form.bits == 4 {
+                    unrolled!(row in 0 1 2 3 => if row < ROWS {
+                        let zero = zero::<TYPE>(block, 0, first, row);
+                        unrolled!(packed_tile in 0 1 => if packed_tile < TILES {
+                            dots[row][packed_tile] = D::end_nibbles(nibble_sums[row][packed_tile], zero);
+                        });
+                    });
+                }
                 if pair == 3 || pair == 1 && groups(form) == 2 {
                     unrolled!(packed_tile in 0 1 => if packed_tile < TILES {
                         let scale = lanes::<D::Floats, TYPE>(scales.add(packed_tile * next_scales), pair / 2 * (groups(form) - 1));
