@@ -17,9 +17,9 @@ use crate::common::{Objectives, generation_request, with_defaults};
 use crate::error::{BadRequest, FieldNames, Inside, Wording, to_json};
 use crate::field::{
     AtMost, Entries, Ignored, Json, JsonObject, LeftOut, MAX_CONTENT_BYTES, Refused, Stray, TextOr, count, cut,
-    objects, open_objects, or_default,
+    is_empty_list, object_or_empty_list, objects, open_objects, or_default,
 };
-use crate::format::{Schema, tool_schema};
+use crate::format::Schema;
 use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools, leave_out};
 use crate::warnings::{not_shown, warn_not_shown};
 
@@ -133,7 +133,7 @@ open_objects! {
     struct FunctionJson {
         name: String,
         description: Option<String>,
-        #[serde(default, deserialize_with = "tool_schema")]
+        #[serde(default, deserialize_with = "object_or_empty_list")]
         parameters: Option<Schema>,
         strict: Option<bool>,
     }
@@ -201,6 +201,7 @@ open_objects! {
     }
 
     struct PartFields {
+        #[serde(default, deserialize_with = "or_default")]
         r#type: String,
         text: Option<String>,
         refusal: Option<String>,
@@ -319,15 +320,16 @@ impl<'de> Deserialize<'de> for Arguments {
         let Json(json) = Json::<{ usize::MAX }>::deserialize(deserializer)?;
         match json.get().as_bytes() {
             [b'{', ..] => Ok(Self(Box::<str>::from(json).into_string())),
+            _ if is_empty_list(json.get()) => Ok(Self("{}".to_owned())),
             [b'"', ..] => serde_json::from_str(json.get()).map(Self).map_err(D::Error::custom),
             _ => Err(D::Error::custom("is neither a text nor an object")),
         }
     }
 }
 
-/// A part of a message.
+/// A part of a message. vLLM's clients may send a text alone.
 #[derive(Debug, Deserialize)]
-#[serde(try_from = "PartFields")]
+#[serde(try_from = "TextOr<PartFields>")]
 enum Part {
     Text(String),
     Thought(String),
@@ -335,14 +337,22 @@ enum Part {
     NoText(String),
 }
 
-impl TryFrom<PartFields> for Part {
+impl TryFrom<TextOr<PartFields>> for Part {
     type Error = Inside;
 
-    fn try_from(PartFields { r#type, text, refusal, thinking, .. }: PartFields) -> Result<Self, Inside> {
+    fn try_from(part: TextOr<PartFields>) -> Result<Self, Inside> {
+        let PartFields { r#type, text, refusal, thinking, .. } = match part {
+            TextOr::Text(text) => return Ok(Self::Text(text)),
+            TextOr::Parts(fields) => fields,
+        };
         let missing = |field: &str| BadRequest::missing(field);
         match r#type.as_str() {
+            "" if text.is_none() => Err(missing("type").into()),
             // The Responses API's names, too: clients of both mix them.
-            "text" | "input_text" | "output_text" => Ok(Self::Text(text.ok_or_else(|| missing("text"))?)),
+            "" | "text" | "input_text" | "output_text" => Ok(Self::Text(text.ok_or_else(|| missing("text"))?)),
+            "reasoning" => Ok(Self::Thought(text.ok_or_else(|| missing("text"))?)),
+            // Only who wrote it can read it.
+            "redacted_thinking" => Ok(Self::Thought(String::new())),
             "refusal" => Ok(Self::Text(refusal.ok_or_else(|| missing("refusal"))?)),
             "thinking" => match thinking.ok_or_else(|| missing("thinking"))? {
                 TextOr::Text(thought) => Ok(Self::Thought(thought)),
@@ -500,8 +510,7 @@ impl ToolChoiceJson {
         let own: &[_] = match r#type.as_str() {
             "function" => &["function"],
             "allowed_tools" => &["allowed_tools"],
-            // It may be that of a tool which is left out.
-            other => return Ok(ToolChoice::Named(other.to_owned())),
+            other => return Ok(ToolChoice::of_type(other)),
         };
         BadRequest::stray(&stray).map_err(|bad| bad.inside(PATH))?;
         let given = [("function", function.is_some()), ("allowed_tools", allowed_tools.is_some())];

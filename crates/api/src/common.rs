@@ -217,9 +217,11 @@ pub(crate) const MAX_ANSWERS: u32 = 128;
 
 /// -1 and 0 keep all.
 pub(crate) fn top_k(top_k: Option<i64>) -> Result<Option<u32>, BadRequest> {
-    let known = |k: i64| u32::try_from(k.max(0)).ok().filter(|_| k >= -1);
-    let bad = |k: i64| BadRequest::new("top_k", format!("{k}, but must be -1, 0 or more"));
-    top_k.map(|k| known(k).ok_or_else(|| bad(k))).transpose()
+    match top_k {
+        Some(k) if k < -1 => Err(BadRequest::new("top_k", format!("{k}, but must be -1, 0 or more"))),
+        // Those beyond the vocabulary keep all, too.
+        k => Ok(k.map(|k| u32::try_from(k.max(0)).unwrap_or(u32::MAX))),
+    }
 }
 
 /// JSON has no numbers for keys.

@@ -122,8 +122,8 @@ pub(crate) fn integer<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializ
     deserializer.deserialize_any(Integer(PhantomData))
 }
 
-/// A number of something, or none: from `LEAST` to `MOST`. If that is the type's, larger ones are
-/// it.
+/// A number of something, or none: from `LEAST` to `MOST`. If `MOST` is that of `u32`, larger
+/// numbers become it.
 pub(crate) fn count<'de, D: Deserializer<'de>, const LEAST: u32, const MOST: u32>(
     deserializer: D,
 ) -> Result<Option<u32>, D::Error> {
@@ -345,6 +345,19 @@ impl<'de, const BYTES: usize> Deserialize<'de> for JsonObject<BYTES> {
         }
         Ok(Self(raw))
     }
+}
+
+/// Reads an object, or an empty list: some languages write an empty object so.
+pub(crate) fn object_or_empty_list<'de, D: Deserializer<'de>, const BYTES: usize>(
+    deserializer: D,
+) -> Result<Option<JsonObject<BYTES>>, D::Error> {
+    let Some(Json(json)) = Option::<Json<BYTES>>::deserialize(deserializer)? else { return Ok(None) };
+    let text = if is_empty_list(json.get()) { "{}" } else { json.get() };
+    JsonObject::deserialize(&mut serde_json::Deserializer::from_str(text)).map(Some).map_err(D::Error::custom)
+}
+
+pub(crate) fn is_empty_list(json: &str) -> bool {
+    json.strip_prefix('[').is_some_and(|rest| rest.trim_ascii_start() == "]")
 }
 
 /// How many lists and objects lie in one another.

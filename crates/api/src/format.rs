@@ -3,9 +3,6 @@
 use baton_proto::v1::structured_output::Form;
 use baton_proto::v1::{Choices, StructuredOutput};
 
-use serde::Deserialize;
-use serde::de::{Deserializer, Error};
-
 use crate::common::check_bytes;
 use crate::error::BadRequest;
 use crate::field::{AtMost, Ignored, Json, JsonObject, MAX_SCHEMA_BYTES, Refused, Stray, objects, or_default};
@@ -13,14 +10,6 @@ use crate::tools::check_name;
 
 /// A JSON schema.
 pub(crate) type Schema = JsonObject<MAX_SCHEMA_BYTES>;
-
-/// Reads the schema of a tool's arguments. Some languages write an empty object as an empty list.
-pub(crate) fn tool_schema<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Schema>, D::Error> {
-    let Some(Json(schema)) = Option::<Json<MAX_SCHEMA_BYTES>>::deserialize(deserializer)? else { return Ok(None) };
-    let is_empty_list = schema.get().strip_prefix('[').is_some_and(|rest| rest.trim_ascii_start() == "]");
-    let text = if is_empty_list { "{}" } else { schema.get() };
-    Schema::deserialize(&mut serde_json::Deserializer::from_str(text)).map(Some).map_err(D::Error::custom)
-}
 
 objects! {
     /// OpenAI's.

@@ -16,9 +16,10 @@ use crate::chat::{MessageList, check_effort};
 use crate::common::{MAX_STOPS, Objectives, check_bytes, with_defaults};
 use crate::error::{BadRequest, FieldNames, Inside, Wording};
 use crate::field::{
-    AtMost, Ignored, Json, JsonObject, LeftOut, Refused, Stray, TextOr, count, cut, objects, open_objects, or_default,
+    AtMost, Ignored, Json, JsonObject, LeftOut, Refused, Stray, TextOr, count, cut, object_or_empty_list, objects,
+    open_objects, or_default,
 };
-use crate::format::{Schema, tool_schema};
+use crate::format::Schema;
 use crate::tools::{MAX_TOOLS, Tool, ToolChoice, Tools, leave_out};
 use crate::warnings::warn_object;
 
@@ -147,7 +148,7 @@ open_objects! {
         #[serde(default, deserialize_with = "or_default")]
         name: String,
         description: Option<String>,
-        #[serde(default, deserialize_with = "tool_schema")]
+        #[serde(default, deserialize_with = "object_or_empty_list")]
         input_schema: Option<Schema>,
         strict: Option<bool>,
         #[serde(default, rename = "cache_control")]

@@ -167,20 +167,26 @@ const ELSEWHERE: [Elsewhere; 13] = [
     },
 ];
 
-/// Fields by which clients tell other servers where and how to run a request. The answer is as good
-/// without them.
-const HINTS: [&str; 12] = [
+/// Fields of bodies by which clients tell other servers where and how to run a request. The answer
+/// is as good without them.
+const HINTS: [&str; 18] = [
     // llama.cpp's.
     "cache_prompt",
     "id_slot",
     "return_progress",
     "timings_per_token",
+    "reasoning_format",
     // vLLM's and SGLang's.
     "request_id",
     "rid",
-    // Ollama's.
+    "separate_reasoning",
+    "stream_reasoning",
+    // Ollama's and LM Studio's.
     "keep_alive",
+    "ttl",
     // OpenRouter's.
+    "models",
+    "plugins",
     "provider",
     "route",
     "transforms",
@@ -212,7 +218,8 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Known<A> {
             }
             // Null asks for nothing, whatever it is that newer clients have.
             let is_null = self.fields.next_value::<Option<IgnoredAny>>()?.is_none();
-            if !is_null && (self.is_open || HINTS.contains(&name.as_str())) {
+            let is_hint = HINTS.contains(&name.as_str()) && self.known.contains(&"model");
+            if !is_null && (self.is_open || is_hint) {
                 warnings::warn_field(&name, "is not known, and was left out");
                 continue;
             }

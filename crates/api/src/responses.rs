@@ -316,8 +316,7 @@ impl ToolChoiceJson {
         let own: &[_] = match r#type.as_str() {
             "function" | "custom" => &["name"],
             "allowed_tools" => &["mode", "tools"],
-            // It may be that of a tool which is left out.
-            other => return Ok(ToolChoice::Named(other.to_owned())),
+            other => return Ok(ToolChoice::of_type(other)),
         };
         BadRequest::stray(&stray).map_err(|bad| bad.inside(PATH))?;
         let given = [("name", name.is_some()), ("mode", mode.is_some()), ("tools", tools.is_some())];

@@ -67,6 +67,15 @@ impl ToolChoice {
         }
     }
 
+    /// An object of this type alone, as Anthropic spells a mode. Others are types of tools, and may
+    /// be that of a tool which is left out.
+    pub(crate) fn of_type(kind: &str) -> Self {
+        match kind {
+            "any" => Self::Required,
+            kind => Self::of_mode(kind).unwrap_or_else(|_| Self::Named(kind.to_owned())),
+        }
+    }
+
     /// Some of the tools, by OpenAI's `mode`; `path` is where both are.
     pub(crate) fn allowed(path: &str, mode: &str, names: Vec<String>) -> Result<Self, BadRequest> {
         if names.is_empty() {

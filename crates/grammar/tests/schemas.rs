@@ -319,6 +319,19 @@ fn names_of_properties_are_listed_matched_or_refused() {
             "properties": { "größe": { "type": "integer" }, "a": { "type": "integer" } } });
         checker.check(&closed, &taken, &[refused]);
     }
+    // The library panics on this search.
+    let twice = json!({ "type": "object", "propertyNames": { "pattern": "^(?:(?:ab){2}|abab)$" },
+        "additionalProperties": false, "properties": { "abab": {} } });
+    if let Err(error) = checker.plain(&twice) {
+        assert!(error.to_string().starts_with("the schema at #/propertyNames"), "{error}");
+    }
+    checker.tool(&twice, false).unwrap();
+    for names in [json!({ "format": "date", "pattern": ".*" }), json!({ "format": "date" })] {
+        checker.check(&object(names), &[r#"{"2026-11-28": 1}"#], &[r#"{"today": 1}"#]);
+    }
+    let unknown = object(json!({ "format": "colour" }));
+    checker.plain(&unknown).unwrap();
+    assert!(checker.strict(&unknown).unwrap_err().to_string().contains("#/propertyNames/format"));
     let open = json!({ "type": "object", "propertyNames": { "minLength": 1 }, "properties": { "a": true } });
     assert!(checker.plain(&open).unwrap_err().to_string().starts_with("the schema at #/propertyNames: "));
     for none in [json!({ "type": "integer" }), json!({ "enum": [1, null] }), json!({ "not": { "minLength": 0 } })] {

@@ -7,7 +7,10 @@ use serde::Deserialize;
 
 use crate::chat::{MAX_MESSAGES, MessageList};
 use crate::error::{BadRequest, Inside};
-use crate::field::{AtMost, Content, Ignored, JsonObject, MAX_CONTENT_BYTES, TextOr, cut, open_objects, or_default};
+use crate::field::{
+    AtMost, Content, Ignored, JsonObject, MAX_CONTENT_BYTES, TextOr, cut, object_or_empty_list, open_objects,
+    or_default,
+};
 use crate::warnings::{not_shown, warn_not_shown, warn_object};
 
 /// Blocks of text, at most.
@@ -32,6 +35,7 @@ open_objects! {
         thinking: Option<String>,
         id: Option<String>,
         name: Option<String>,
+        #[serde(default, deserialize_with = "object_or_empty_list")]
         input: Option<JsonObject<MAX_CONTENT_BYTES>>,
         tool_use_id: Option<String>,
         content: Option<Content<Blocks>>,
@@ -98,7 +102,7 @@ enum Block {
 
 /// Kinds of blocks that tell what a provider's servers did for an earlier answer, whose text says
 /// it, too.
-const OF_SERVERS: [&str; 13] = [
+const OF_SERVERS: [&str; 12] = [
     "server_tool_use",
     "web_search_tool_result",
     "web_fetch_tool_result",
@@ -111,8 +115,6 @@ const OF_SERVERS: [&str; 13] = [
     "tool_reference",
     "advisor_tool_result",
     "fallback",
-    // Its file is at Anthropic's servers.
-    "container_upload",
 ];
 
 impl TryFrom<BlockFields> for Block {

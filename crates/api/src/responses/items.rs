@@ -102,7 +102,7 @@ pub(super) struct Item(pub(super) Option<Entry>);
 
 /// Kinds of items that tell what a provider's servers did for an earlier answer. Its text says it,
 /// too.
-const OF_SERVERS: [&str; 16] = [
+const OF_SERVERS: [&str; 14] = [
     "web_search_call",
     "file_search_call",
     "code_interpreter_call",
@@ -117,8 +117,6 @@ const OF_SERVERS: [&str; 16] = [
     "tool_search_output",
     "program",
     "program_output",
-    "additional_tools",
-    "compaction_trigger",
 ];
 
 impl TryFrom<ItemFields> for Item {
@@ -224,10 +222,11 @@ impl ItemFields {
         let call_id = self.call_id.or(self.id).ok_or_else(|| missing("call_id"))?;
         let content = match self.output {
             Some(output) => shown(output)?,
-            // A patch that was applied may say nothing more.
-            None if kind == "apply_patch_call_output" => self.status.unwrap_or_default(),
+            None if kind == "apply_patch_call_output" => String::new(),
             None => return Err(missing("output")),
         };
+        // A patch may say no more than whether it was applied.
+        let content = if content.is_empty() { self.status.unwrap_or_default() } else { content };
         Ok(Entry::Returned { call_id, name: self.name, content })
     }
 

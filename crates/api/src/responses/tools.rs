@@ -9,8 +9,8 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use crate::chat::MAX_TOOL_NAME;
 use crate::error::{BadRequest, Inside};
-use crate::field::{AtMost, Ignored, JsonObject, open_objects};
-use crate::format::{Schema, tool_schema};
+use crate::field::{AtMost, Ignored, JsonObject, object_or_empty_list, open_objects};
+use crate::format::Schema;
 use crate::tools::{MAX_TOOLS, Tool, Tools, check_name, leave_out};
 use crate::warnings::warn_field;
 
@@ -19,7 +19,7 @@ open_objects! {
         r#type: String,
         name: Option<String>,
         description: Option<String>,
-        #[serde(default, deserialize_with = "tool_schema")]
+        #[serde(default, deserialize_with = "object_or_empty_list")]
         parameters: Option<Schema>,
         strict: Option<bool>,
         /// Form of a custom tool's input.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use baton_api::{Call, ChatRequest, MessagesRequest, ResponseStore, ResponsesRequest};
 use baton_proto::v1;
 use baton_proto::v1::structured_output::Form;
+use baton_proto::v1::tool_choice::Choice;
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -420,6 +421,27 @@ fn image_that_a_tool_returned_is_told_to_the_model() {
 }
 
 #[test]
+fn older_and_shorter_shapes_of_chats_are_read() {
+    let call = json!({"id": "c0", "function": {"name": "now", "arguments": []}});
+    let body = |choice: Value| {
+        json!({"tools": [tool("now")], "tool_choice": choice, "messages": [
+            {"role": "user", "content": ["a", {"text": "b"}]},
+            {"role": "assistant", "tool_calls": [call], "content": [
+                {"type": "redacted_thinking", "data": "x"}, {"type": "reasoning", "text": "hm"}]},
+        ]})
+    };
+    let auto = chat(body(json!({"type": "auto"})));
+    assert_eq!(roles(&auto), [("user", "a\nb"), ("assistant", "")]);
+    let assistant = &prompt(&auto).messages[1];
+    assert_eq!((&*assistant.reasoning, &*assistant.tool_calls[0].arguments), ("hm", "{}"));
+    let choice =
+        |kind: &str| prompt(&chat(body(json!({"type": kind})))).tool_choice.as_ref().and_then(|it| it.choice.clone());
+    assert_eq!(choice("auto"), None);
+    assert_eq!(choice("none"), Some(Choice::None(true)));
+    assert_eq!([choice("any"), choice("required")], [Some(Choice::Required(true)), Some(Choice::Required(true))]);
+}
+
+#[test]
 fn hints_for_other_servers_are_left_out() {
     let body = json!({"messages": [], "cache_prompt": true, "usage": {"include": true}, "provider": {"order": ["x"]}});
     assert_eq!(
@@ -427,6 +449,9 @@ fn hints_for_other_servers_are_left_out() {
         "cache_prompt: is not known, and was left out; usage: is not known, and was left out; \
          provider: is not known, and was left out"
     );
+    let inside = json!({"messages": [], "stream": true, "stream_options": {"usage": true}});
+    let bad = read::<ChatRequest>(inside.to_string().as_bytes()).unwrap_err();
+    assert_eq!(bad.param, "stream_options.usage", "it is a hint in a body alone");
 }
 
 #[test]
@@ -469,12 +494,12 @@ fn variables_of_the_template_may_be_lists_and_objects() {
 fn built_in_calls_and_their_outputs_are_told() {
     let outcome = json!({"type": "exit", "exit_code": 2});
     let body = json!({"input": [
-        {"type": "additional_tools", "tools": []},
+        {"type": "program_output", "id": "p"},
         {"type": "shell_call", "call_id": "s", "action": {"commands": ["ls"]}, "status": "completed"},
         {"type": "shell_call_output", "call_id": "s", "output": [{"stdout": "a\n", "stderr": "no b", "outcome": outcome}]},
         {"type": "apply_patch_call", "call_id": "p", "status": "completed",
             "operation": {"type": "delete_file", "path": "a"}},
-        {"type": "apply_patch_call_output", "call_id": "p", "status": "completed"},
+        {"type": "apply_patch_call_output", "call_id": "p", "status": "failed", "output": ""},
     ]});
     let call = responses(&body);
     assert_eq!(
@@ -483,14 +508,14 @@ fn built_in_calls_and_their_outputs_are_told() {
             ("assistant", ""),
             ("tool", "a\n\nno b\n{\"type\":\"exit\",\"exit_code\":2}"),
             ("assistant", ""),
-            ("tool", "completed"),
+            ("tool", "failed"),
         ]
     );
     let messages = &prompt(&call).messages;
     let called = |index: usize| (&*messages[index].tool_calls[0].name, &*messages[index].tool_calls[0].arguments);
     assert_eq!(called(0), ("shell", "{\"commands\":[\"ls\"]}"));
     assert_eq!(called(2), ("apply_patch", "{\"type\":\"delete_file\",\"path\":\"a\"}"));
-    assert_eq!(left_out::<ResponsesRequest>(&body), "input[0]: the item 'additional_tools' is left out");
+    assert_eq!(left_out::<ResponsesRequest>(&body), "input[0]: the item 'program_output' is left out");
 }
 
 #[test]
@@ -505,9 +530,11 @@ fn what_only_anthropics_servers_do_is_left_out_of_messages() {
     let body = json!({"max_tokens": u64::MAX, "fallback_credit_token": "x", "output_config": {"task_budget": {"total": 9}},
         "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": [
             {"type": "fallback"}, {"type": "advisor_tool_result", "content": []}, {"type": "text", "text": "y"}]},
-            {"role": "user", "content": [{"type": "container_upload", "file_id": "f"}, {"type": "text", "text": "z"}]}]});
+            {"role": "user", "content": "z"}, {"role": "assistant", "content": [
+                {"type": "tool_use", "id": "t", "name": "now", "input": []}]}]});
     let call = messages(&body);
-    assert_eq!(roles(&call), [("user", "x"), ("assistant", "y"), ("user", "z")]);
+    assert_eq!(roles(&call), [("user", "x"), ("assistant", "y"), ("user", "z"), ("assistant", "")]);
+    assert_eq!(prompt(&call).messages[3].tool_calls[0].arguments, "{}", "as PHP writes it");
     assert_eq!(call.requests[0].sampling.as_ref().unwrap().max_tokens, Some(u32::MAX));
     assert!(left_out::<MessagesRequest>(&body).contains("output_config.task_budget: is not done here"));
 }

@@ -133,7 +133,7 @@ fn unsupported_messages_values_are_refused_by_param() {
     assert_eq!(blocks("user", document), "messages[0].content[0].source.data");
     assert_eq!(blocks("user", json!({"type": "tool_result"})), "messages[0].content[0].tool_use_id");
     assert_eq!(
-        blocks("assistant", json!({"type": "tool_use", "id": "x", "name": "f", "input": []})),
+        blocks("assistant", json!({"type": "tool_use", "id": "x", "name": "f", "input": [1]})),
         "messages[0].content[0].input"
     );
     assert_eq!(bad(json!({"tools": [{"type": "other", "name": "f", "input_schema": {}}]})), "tools[0].type");

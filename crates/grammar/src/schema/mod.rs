@@ -374,5 +374,6 @@ fn named_types(fields: &Fields) -> Option<Vec<&str>> {
         Value::Array(names) => names.iter().map(Value::as_str).collect::<Option<_>>()?,
         _ => return None,
     };
-    names.iter().all(|name| TYPES.contains(name)).then_some(names)
+    let are_known = !names.is_empty() && names.iter().all(|name| TYPES.contains(name));
+    are_known.then_some(names)
 }

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::keywords::{is_idle, takes_none};
 use super::object::Properties;
-use super::{Fields, Problem, Scope, Translator, count, describes, format, pattern};
+use super::{Demand, Fields, Problem, Scope, Translator, count, describes, format, pattern};
 
 /// What names are taken.
 enum Names<'a> {
@@ -56,13 +56,14 @@ impl<'a> Translator<'a> {
     /// Reads a schema of names; nothing if it is true of all.
     fn names(&mut self, fields: &'a Fields, scope: &Scope) -> Result<Option<Names<'a>>, Problem> {
         let mut names = None;
+        let has_pattern = fields.get("pattern").is_some_and(|value| !is_idle("pattern", value, Some("string")));
         for (keyword, value) in fields.iter().filter(|(keyword, _)| !describes(keyword)) {
             let more = match (keyword.as_str(), value) {
                 (keyword, value) if is_idle(keyword, value, Some("string")) => continue,
                 ("minLength", _) if fields.contains_key("maxLength") => continue,
-                ("format", Value::String(name)) if fields.contains_key("pattern") || !format::is_named(name) => {
-                    continue;
-                }
+                // Zod writes both, and its pattern says more.
+                ("format", _) if has_pattern => continue,
+                ("format", Value::String(name)) if !format::is_named(name) && self.demand != Demand::Strict => continue,
                 ("enum", Value::Array(values)) => Names::Listed(values.iter().filter_map(Value::as_str).collect()),
                 ("const", Value::String(name)) => Names::Listed(vec![name]),
                 ("pattern", Value::String(pattern)) => Names::Matching(self.one_pattern(pattern, scope)?),

@@ -21,6 +21,8 @@ const MAX_STATES: usize = 4_000;
 const MAX_COST: u64 = 400_000;
 /// Longest pattern that is written for one.
 const MAX_BYTES: usize = 32 << 10;
+/// Cost of an expression on which the library panics, which takes a stack trace.
+const PANIC_COST: u64 = MAX_COST / 16;
 const TOO_COMPLEX: &str = "the regex is too complex";
 
 /// Work that the patterns of a schema have cost.
@@ -47,18 +49,29 @@ impl Work {
     /// Expression of the library that finds a pattern. The library panics on some alternatives that
     /// find the same, such as `(?:-[\0-\u{10ffff}]*)$|-`.
     fn expression(&mut self, pattern: &str) -> Result<ExprRef, String> {
+        self.check()?;
         let search = RegexAst::SearchRegex(regex_to_lark(pattern, "dw"));
-        let Ok(made) = catch_unwind(AssertUnwindSafe(|| Ok(self.expressions.mk(&search)))) else {
-            // What it left half done must not be built upon.
-            let broken = std::mem::take(&mut self.expressions);
-            self.lost += broken.exprset().cost();
-            return Err("alternatives that find the same are not supported".to_owned());
-        };
-        let expression = made.map_err(|error| library_problem(&error))?;
-        if self.lost + self.expressions.exprset().cost() > MAX_COST {
-            return Err(TOO_COMPLEX.to_owned());
-        }
-        Ok(expression)
+        let made = self.caught(|work| work.expressions.mk(&search).map_err(|error| library_problem(&error)))?;
+        self.check().map(|()| made)
+    }
+
+    /// Calls the library. What it leaves half done in a panic is thrown away: nothing must be built
+    /// upon it.
+    fn caught<T>(&mut self, call: impl FnOnce(&mut Self) -> Result<T, String>) -> Result<T, String> {
+        catch_unwind(AssertUnwindSafe(|| Ok(call(self)))).unwrap_or_else(|_| {
+            self.lost += PANIC_COST;
+            self.drop_expressions();
+            Err("alternatives that find the same are not supported".to_owned())
+        })
+    }
+
+    fn drop_expressions(&mut self) {
+        let dropped = std::mem::take(&mut self.expressions);
+        self.lost += dropped.exprset().cost();
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.lost + self.expressions.exprset().cost() > MAX_COST { Err(TOO_COMPLEX.to_owned()) } else { Ok(()) }
     }
 }
 
@@ -72,24 +85,26 @@ pub(super) fn found<'n>(
     work: &mut Work,
 ) -> Result<Vec<&'n str>, String> {
     let start = work.expression(pattern)?;
-    let mut expressions = std::mem::take(&mut work.expressions).into_exprset();
-    let mut derivatives = DerivCache::new();
-    let mut found = Vec::new();
-    for name in names {
-        let mut state = start;
-        for byte in name.bytes() {
-            state = derivatives.derivative(&mut expressions, state, byte);
-            if work.lost + expressions.cost() > MAX_COST {
-                work.lost += expressions.cost();
-                return Err(TOO_COMPLEX.to_owned());
+    work.caught(|work| {
+        let mut expressions = std::mem::take(&mut work.expressions).into_exprset();
+        let mut derivatives = DerivCache::new();
+        let mut found = Vec::new();
+        for name in names {
+            let mut state = start;
+            for byte in name.bytes() {
+                state = derivatives.derivative(&mut expressions, state, byte);
+                if work.lost + expressions.cost() > MAX_COST {
+                    work.lost += expressions.cost();
+                    return Err(TOO_COMPLEX.to_owned());
+                }
+            }
+            if expressions.is_nullable(state) {
+                found.push(name);
             }
         }
-        if expressions.is_nullable(state) {
-            found.push(name);
-        }
-    }
-    work.lost += expressions.cost();
-    Ok(found)
+        work.lost += expressions.cost();
+        Ok(found)
+    })
 }
 
 /// Patterns for the library that are all found in the texts in which this one is found.
