@@ -3,7 +3,8 @@
 
 Each client does a task of three calls of a tool with the scripted mock engine, to its end: what it did is checked.
 Then it asks the model (SmolLM2, whose context is said to be 131,072 for prompts of 20,000 tokens). A model of 135M
-parameters does no task, so there the protocol is checked: the client reports no error of it, and no request is refused.
+parameters does no task, so there the protocol is checked: the client reports no error of it, no request is refused, and
+an answer began. One that is still answering after five minutes is ended.
 
 Usage: run.py BATON MODEL CACHE [NAME ...]: clients whose name has one of these. Exits with 1 if one fails.
 """
@@ -81,6 +82,11 @@ class Cluster:
         self.base = f"http://{http}"
         self.logs = logs
         self.model = json.loads(get(f"{self.base}/v1/models"))["data"][0]["id"]
+
+    def answers_begun(self):
+        name = "baton_conductor_time_to_first_token_seconds_count"
+        lines = get(f"{self.base}/metrics").splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     def refused(self):
         """The lines about requests that were refused as wrong."""
@@ -322,22 +328,35 @@ def tell(name, version, where, outcome):
     print(f"{name:<32} {version:<40} {where:<6} {outcome}", flush=True)
 
 
+def attempt(client, cluster, work, is_checked):
+    """How many answers began. Raises if the client does not do what it should."""
+    refused, begun = len(cluster.refused()), cluster.answers_begun()
+    try:
+        output = client.run(cluster, work)
+    except subprocess.TimeoutExpired as late:
+        if is_checked:
+            raise Failure(str(late)) from late
+    else:
+        if is_checked:
+            client.check(output, work)
+    if lines := cluster.refused()[refused:]:
+        raise Failure(f"a request was refused: {lines[0]}")
+    begun = cluster.answers_begun() - begun
+    if not begun:
+        raise Failure("no answer began")
+    return int(begun)
+
+
 def try_client(client, cluster, where, is_checked):
     """Whether the client did what it should."""
-    before = len(cluster.refused())
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        work = pathlib.Path(folder)
         try:
-            output = client.run(cluster, work)
-            if is_checked:
-                client.check(output, work)
-            if refused := cluster.refused()[before:]:
-                raise Failure(f"a request was refused: {refused[0]}")
-        except (Failure, OSError, ValueError, subprocess.TimeoutExpired) as failure:
+            begun = attempt(client, cluster, pathlib.Path(folder), is_checked)
+        except (Failure, OSError, ValueError) as failure:
             tell(client.name, client.version, where, f"FAILED: {failure}")
             return False
-    tell(client.name, client.version, where, f"ok, {time.monotonic() - start:.1f} s")
+    tell(client.name, client.version, where, f"ok, {time.monotonic() - start:.1f} s, {begun} answers")
     return True
 
 
