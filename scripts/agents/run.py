@@ -365,6 +365,8 @@ def main():
     chosen = list(clients(pathlib.Path(cache)))
     if names:
         chosen = [client for client in chosen if any(name in client.name for name in names)]
+    if not chosen:
+        sys.exit(f"run.py: no client is called so: {', '.join(names)}")
     passed = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
