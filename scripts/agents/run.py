@@ -22,7 +22,9 @@ import tempfile
 import time
 import urllib.request
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).resolve().parent
+# The model's own has no tools.
+TEMPLATE = HERE.parents[1] / "cluster-tests/clients/templates/hermes2.jinja"
 CITIES = ("Oslo", "Rome", "Lima")
 DONE = "It is 4 in Oslo, 21 in Rome and 18 in Lima."
 WEATHER = [{"calls": [{"name": "weather", "arguments": {"city": city}}]} for city in CITIES] + [{"text": DONE}]
@@ -377,7 +379,8 @@ def main():
                 passed.append(try_client(client, mock, "mock", is_checked=True))
         long = with_long_context(model, folder)
         # A model that small may never end its answer.
-        with cluster(baton, folder, "--model", long, "--max-model-len", "32768") as real:
+        template = f"conductor.chat_template={TEMPLATE}"
+        with cluster(baton, folder, "--model", long, "--max-model-len", "32768", "--set", template) as real:
             passed += [try_client(client, real, "model", is_checked=False) for client in chosen]
     print(f"{sum(passed)} of {len(passed)} passed")
     sys.exit(not all(passed))
