@@ -4,7 +4,7 @@
 Each client does a task of three calls of a tool with the scripted mock engine, to its end: what it did is checked.
 Then it asks the model (SmolLM2, whose context is said to be 131,072 for prompts of 20,000 tokens). A model of 135M
 parameters does no task, so there the protocol is checked: the client reports no error of it, no request is refused, and
-an answer began. One that is still answering after five minutes is ended.
+an answer began. One that is still answering after a quarter of an hour is ended.
 
 Usage: run.py BATON MODEL CACHE [NAME ...]: clients whose name has one of these. Exits with 1 if one fails.
 """
@@ -31,7 +31,7 @@ WEATHER = [{"calls": [{"name": "weather", "arguments": {"city": city}}]} for cit
 COMMANDS = ("echo one > one.txt", "cat one.txt one.txt > two.txt", "wc -l < two.txt > lines.txt")
 PROXY_KEY = "sk-0123456789abcdef0123456789abcdef"
 START_LIMIT = 120
-TASK_LIMIT = 300
+TASK_LIMIT = 900
 # What clients say of an answer that their own limit ended: it is no fault of the protocol.
 ENDED_BY_LENGTH = ("reason='max_output_tokens'", "due to a max_tokens length limit")
 
