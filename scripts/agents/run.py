@@ -222,6 +222,8 @@ class ClaudeCode(Shell):
             "DISABLE_TELEMETRY": "1",
             "DISABLE_ERROR_REPORTING": "1",
             "DISABLE_AUTOUPDATER": "1",
+            # It ends a stream without an event after five minutes, which a slow machine needs for its prompt.
+            "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(TASK_LIMIT * 1000),
         }
         options = ["--allowedTools", "Bash", "--output-format", "json"]
         return run([*self.command, "-p", "Write a file of two lines, and count them.", *options], work, environment)

@@ -11,7 +11,6 @@ pub(crate) struct Avx2Dots;
 impl Dots for Avx2Dots {
     type Floats = Avx2;
     type Quants = [__m256i; 2];
-    type NibbleSums = [__m256i; 2];
     type Sums = [__m256i; 2];
     // Of 16 registers: 2 x 2 dot products, 2 x 2 sums, 4 quants.
     const TILE_ROWS: usize = 2;
@@ -59,12 +58,12 @@ impl Dots for Avx2Dots {
     }
 
     #[inline(always)]
-    fn begin_nibbles(_: i32) -> Self::NibbleSums {
+    fn begin_nibbles(_: i32) -> Self::Sums {
         Self::splat(0)
     }
 
     #[inline(always)]
-    fn dot_nibbles(sums: Self::NibbleSums, nibbles: Self::Quants, inputs: i32) -> Self::NibbleSums {
+    fn dot_nibbles(sums: Self::Sums, nibbles: Self::Quants, inputs: i32) -> Self::Sums {
         // SAFETY: AVX2 as above. A block fits 16 bits (see the trait).
         unsafe {
             let inputs = _mm256_set1_epi32(inputs);
@@ -75,7 +74,7 @@ impl Dots for Avx2Dots {
     }
 
     #[inline(always)]
-    fn end_nibbles(sums: Self::NibbleSums, x: i32) -> Self::Sums {
+    fn end_nibbles(sums: Self::Sums, x: i32) -> Self::Sums {
         // SAFETY: AVX2 as above.
         unsafe {
             let ones = _mm256_set1_epi16(1);

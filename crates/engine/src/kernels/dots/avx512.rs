@@ -11,7 +11,6 @@ pub(crate) struct Avx512Dots;
 impl Dots for Avx512Dots {
     type Floats = Avx512;
     type Quants = __m512i;
-    type NibbleSums = __m512i;
     type Sums = __m512i;
     // Of 32 registers: 8 dot products, 8 sums, 4 quants.
     const TILE_ROWS: usize = 4;
@@ -61,18 +60,18 @@ impl Dots for Avx512Dots {
     }
 
     #[inline(always)]
-    fn begin_nibbles(_: i32) -> Self::NibbleSums {
+    fn begin_nibbles(_: i32) -> Self::Sums {
         Self::splat(0)
     }
 
     #[inline(always)]
-    fn dot_nibbles(sums: Self::NibbleSums, nibbles: Self::Quants, inputs: i32) -> Self::NibbleSums {
+    fn dot_nibbles(sums: Self::Sums, nibbles: Self::Quants, inputs: i32) -> Self::Sums {
         // SAFETY: AVX-512 BW as above. A block fits 16 bits (see the trait).
         unsafe { _mm512_add_epi16(sums, _mm512_maddubs_epi16(nibbles, _mm512_set1_epi32(inputs))) }
     }
 
     #[inline(always)]
-    fn end_nibbles(sums: Self::NibbleSums, x: i32) -> Self::Sums {
+    fn end_nibbles(sums: Self::Sums, x: i32) -> Self::Sums {
         // SAFETY: AVX-512 BW as above.
         unsafe { _mm512_add_epi32(Self::splat(x), _mm512_madd_epi16(sums, _mm512_set1_epi16(1))) }
     }

@@ -33,10 +33,6 @@ pub(crate) trait Dots: Copy {
     type Quants: Copy;
     /// Sums of 16 outputs.
     type Sums: Copy;
-    /// Sums of 16 outputs while a block of nibbles is gone through. Sets that multiply to 16 bits
-    /// keep them so: the products of a block are 32 x 15 x 128 at most for an output, which two
-    /// sums of 16 bits have.
-    type NibbleSums: Copy;
     /// Rows of the largest register tile: 1, 2 or 4.
     const TILE_ROWS: usize;
     /// Packed tiles of 16 outputs of the largest register tile: 1 or 2.
@@ -64,14 +60,25 @@ pub(crate) trait Dots: Copy {
     /// bytes of `inputs`.
     fn dot(sums: Self::Sums, quants: Self::Quants, inputs: i32) -> Self::Sums;
 
-    /// The beginning of the sums of a block of nibbles, which begin with `x`.
-    fn begin_nibbles(x: i32) -> Self::NibbleSums;
+    /// The beginning of the sums of a block of nibbles, which begin with `x`. Sets that multiply to
+    /// 16 bits keep these sums in 16 bits: the products of a block are 32 x 15 x 128 at most for an
+    /// output, which two sums of 16 bits have.
+    #[inline(always)]
+    fn begin_nibbles(x: i32) -> Self::Sums {
+        Self::splat(x)
+    }
 
     /// As [`Self::dot`], for nibbles. A block has 8 of them.
-    fn dot_nibbles(sums: Self::NibbleSums, nibbles: Self::Quants, inputs: i32) -> Self::NibbleSums;
+    #[inline(always)]
+    fn dot_nibbles(sums: Self::Sums, nibbles: Self::Quants, inputs: i32) -> Self::Sums {
+        Self::dot(sums, nibbles, inputs)
+    }
 
     /// The sums of a block of nibbles that began with `x`.
-    fn end_nibbles(sums: Self::NibbleSums, x: i32) -> Self::Sums;
+    #[inline(always)]
+    fn end_nibbles(sums: Self::Sums, _: i32) -> Self::Sums {
+        sums
+    }
 
     /// As [`Self::dot`], for any quants.
     fn dot_wide(sums: Self::Sums, quants: Self::Quants, inputs: i32) -> Self::Sums;

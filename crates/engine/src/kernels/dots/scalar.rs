@@ -9,7 +9,6 @@ pub(crate) struct ScalarDots;
 impl Dots for ScalarDots {
     type Floats = Scalar;
     type Quants = [u8; QUADS];
-    type NibbleSums = Self::Sums;
     type Sums = [i32; LANES];
     const TILE_ROWS: usize = 4;
     const REGISTER_TILES: usize = 1;
@@ -45,21 +44,6 @@ impl Dots for ScalarDots {
     #[inline(always)]
     fn dot(sums: Self::Sums, quants: Self::Quants, inputs: i32) -> Self::Sums {
         Self::dot_wide(sums, quants, inputs)
-    }
-
-    #[inline(always)]
-    fn begin_nibbles(x: i32) -> Self::Sums {
-        Self::splat(x)
-    }
-
-    #[inline(always)]
-    fn dot_nibbles(sums: Self::Sums, nibbles: Self::Quants, inputs: i32) -> Self::Sums {
-        Self::dot(sums, nibbles, inputs)
-    }
-
-    #[inline(always)]
-    fn end_nibbles(sums: Self::Sums, _: i32) -> Self::Sums {
-        sums
     }
 
     // As in `lanes::Scalar`.

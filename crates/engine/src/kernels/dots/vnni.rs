@@ -11,7 +11,6 @@ pub(crate) struct VnniDots;
 impl Dots for VnniDots {
     type Floats = Avx512;
     type Quants = __m512i;
-    type NibbleSums = Self::Sums;
     type Sums = __m512i;
     // Of 32 registers: 8 dot products, enough that none is waited for, 8 sums, 4 quants.
     const TILE_ROWS: usize = 4;
@@ -43,21 +42,6 @@ impl Dots for VnniDots {
     fn dot(sums: Self::Sums, quants: Self::Quants, inputs: i32) -> Self::Sums {
         // SAFETY: the type is used only if the CPU has AVX-512 VNNI (see the trait).
         unsafe { _mm512_dpbusd_epi32(sums, quants, _mm512_set1_epi32(inputs)) }
-    }
-
-    #[inline(always)]
-    fn begin_nibbles(x: i32) -> Self::Sums {
-        Self::splat(x)
-    }
-
-    #[inline(always)]
-    fn dot_nibbles(sums: Self::Sums, nibbles: Self::Quants, inputs: i32) -> Self::Sums {
-        Self::dot(sums, nibbles, inputs)
-    }
-
-    #[inline(always)]
-    fn end_nibbles(sums: Self::Sums, _: i32) -> Self::Sums {
-        sums
     }
 
     #[inline(always)]

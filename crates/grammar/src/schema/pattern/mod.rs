@@ -59,15 +59,10 @@ impl Work {
     /// upon it.
     fn caught<T>(&mut self, call: impl FnOnce(&mut Self) -> Result<T, String>) -> Result<T, String> {
         catch_unwind(AssertUnwindSafe(|| Ok(call(self)))).unwrap_or_else(|_| {
-            self.lost += PANIC_COST;
-            self.drop_expressions();
+            let dropped = std::mem::take(&mut self.expressions);
+            self.lost += PANIC_COST + dropped.exprset().cost();
             Err("alternatives that find the same are not supported".to_owned())
         })
-    }
-
-    fn drop_expressions(&mut self) {
-        let dropped = std::mem::take(&mut self.expressions);
-        self.lost += dropped.exprset().cost();
     }
 
     fn check(&self) -> Result<(), String> {
