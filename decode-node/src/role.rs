@@ -17,9 +17,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::metrics::{METRICS, Metrics};
 
-/// A grant in the transfer engine outlives the core's own time limit: the core decides, and this is
-/// the net below it.
-const GRANT_LIFETIME: Duration = Duration::from_secs(600);
+/// A grant in the transfer engine outlives the core's own time limit, and any request: the core
+/// decides, and this is the net below it.
+const GRANT_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 /// What only a decode node takes in.
 #[derive(Debug)]

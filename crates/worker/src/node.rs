@@ -33,7 +33,7 @@ use tonic::service::Routes;
 use crate::background::Background;
 use crate::config::Settings;
 use crate::engine_thread::{EngineEvent, EngineThread};
-use crate::engine_watch::EngineWatch;
+use crate::engine_watch::{EngineWatch, LayerCost};
 use crate::input::Input;
 use crate::metrics::LoadMetrics;
 use crate::mock::{mock_options, node_profile, pacer, take_profile};
@@ -250,7 +250,7 @@ async fn serve_role<R: Role>(
     let view = TransferView::new(transfer.clone(), &parts.descriptor);
     let transports = view.transports();
     let metrics = LoadMetrics::new(&parts.model.layout);
-    let watch = EngineWatch::new(parts.engine.progress(), REPORT_INTERVAL, usual_layer(&info), checked.step_timeout);
+    let watch = EngineWatch::new(parts.engine.progress(), REPORT_INTERVAL, LayerCost::new(&info), checked.step_timeout);
     let (calls, called) = mpsc::channel(QUEUED_CALLS);
     let service = NodeService {
         info: Arc::clone(&info),
@@ -652,15 +652,6 @@ fn check_ranges(settings: &Settings) -> Result<(), BadSetting> {
 fn is_host_name(text: &str) -> bool {
     let is_letter = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '.' | '_');
     (1..=253).contains(&text.len()) && text.chars().all(is_letter)
-}
-
-/// How long a layer of a large step takes, as profiled.
-fn usual_layer(info: &NodeInfo) -> Duration {
-    let profile = &info.profile;
-    let layers = f64::from(info.layout.num_layers.max(1));
-    let prompts = profile.prefill_base + profile.prefill_per_token * f64::from(profile.chunk_tokens);
-    let batch = profile.decode_base + profile.decode_per_sequence * f64::from(profile.max_running);
-    Duration::try_from_secs_f64(prompts.max(batch) / layers).unwrap_or_default()
 }
 
 /// Folds histograms: without it they grow until they are asked for.

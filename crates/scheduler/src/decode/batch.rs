@@ -58,7 +58,7 @@ impl DecodeCore {
         let mut events = Events::new();
         let mut finished = Vec::new();
         if let Some(slice) = running.slice
-            && self.on_slice_done(&slice, take_output(&mut outputs, slice.key), &mut events).is_some()
+            && self.on_slice_done(now, &slice, take_output(&mut outputs, slice.key), &mut events).is_some()
         {
             finished.push(slice.key);
         }
@@ -109,7 +109,7 @@ impl DecodeCore {
     }
 
     /// Tells the conductor now and then that tokens which are no news to it are computed.
-    fn tell_progress(&mut self, now: Instant, key: RequestKey) {
+    pub(super) fn tell_progress(&mut self, now: Instant, key: RequestKey) {
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
         if now >= sequence.last_progress + PROGRESS_INTERVAL {
             sequence.last_progress = now;

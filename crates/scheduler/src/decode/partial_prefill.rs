@@ -17,6 +17,7 @@
 //! chunks, like any other that has lost its blocks.
 
 use std::ops::Range;
+use std::time::Instant;
 
 use baton_types::{ErrorKind, FinishReason, GrantRequest, Refused, RequestKey};
 
@@ -126,6 +127,7 @@ impl DecodeCore {
     /// is.
     pub(super) fn on_slice_done(
         &mut self,
+        now: Instant,
         slice: &RunningSlice,
         result: Result<Option<StepOutput>, &Refused>,
         events: &mut Events,
@@ -142,6 +144,7 @@ impl DecodeCore {
             let partial_prefill = grant.partial_prefill.as_mut()?;
             partial_prefill.layers = slice.layers.end;
             partial_prefill.hidden = output.hidden;
+            self.tell_progress(now, key);
             return None;
         };
         if !grant.is_complete() {

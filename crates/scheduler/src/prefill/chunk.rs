@@ -110,6 +110,7 @@ impl PrefillCore {
                 transfer.on_ready(layer, range.start / block_tokens..range.end.div_ceil(block_tokens));
             }
             self.advance_transfer(now, key);
+            self.tell_progress(now, key);
         }
     }
 

@@ -503,7 +503,7 @@ pub(super) fn submitted(n: u64, prompt: &[TokenId], max_tokens: u32) -> PrefillJ
 }
 
 impl Node {
-    fn take_prompt_event(&mut self, of: u64) -> PrefillEvent {
+    pub fn take_prompt_event(&mut self, of: u64) -> PrefillEvent {
         self.take(|effect| match effect {
             DecodeEffect::EmitPrefill { key: whose, event, .. } if *whose == key(of) => Some(event.clone()),
             _ => None,

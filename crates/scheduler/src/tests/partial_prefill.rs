@@ -11,6 +11,7 @@ use baton_types::{
 use super::decode::{self, BLOCK_BYTES, Node as DecodeNode, failure, grant_request, tokens};
 use super::engine::{key, outputs, target};
 use super::prefill::{Node as PrefillNode, SPAN_BYTES, job, refused, shares};
+use crate::config::PROGRESS_INTERVAL;
 use crate::prefill::{PrefillEffect, PushId};
 use crate::step::StepPlan;
 use crate::{DecodeEffect, LogitsWanted};
@@ -206,6 +207,28 @@ fn partial_prefill_follows_first_part_layer_by_layer_in_mixed_batches() {
     let plan = node.take_step();
     assert_eq!((shares(&plan), plan.slice.is_none()), (vec![(key(0), 22..23)], true));
     assert_eq!(node.core.load().blocks_used, 6 + 2, "and those of the other grant");
+}
+
+#[test]
+fn slow_layers_of_either_part_are_told_as_progress() {
+    let mut node = PrefillNode::new(super::prefill::config());
+    node.submit(partial_prefill_job(0));
+    let plan = node.take_step();
+    grant(&mut node, 30..33, 10);
+    assert!(matches!(node.take_event(0), PrefillEvent::Started { .. }));
+    node.after(MS, |core, now| core.on_kv_ready(now, plan.id, 0));
+    assert!(node.effects.iter().all(|effect| !matches!(effect, PrefillEffect::Emit { .. })), "{:?}", node.effects);
+    node.after(PROGRESS_INTERVAL, |core, now| core.on_kv_ready(now, plan.id, 1));
+    assert_eq!(node.take_event(0), PrefillEvent::Progress { tokens: 0 });
+
+    let (mut node, reply) = followed(4);
+    arrive(&mut node, &reply, 0, 3, 3 * BLOCK_BYTES);
+    for layer in 0..2 {
+        let plan = node.take_step();
+        assert_eq!(layers(&plan), layer..layer + 1);
+        node.after(PROGRESS_INTERVAL, |core, now| core.on_step_done(now, plan.id, Ok(outputs(&plan))));
+        assert!(matches!(node.take_prompt_event(0), PrefillEvent::Progress { .. }), "after layer {layer}");
+    }
 }
 
 #[test]
