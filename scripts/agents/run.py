@@ -32,6 +32,7 @@ COMMANDS = ("echo one > one.txt", "cat one.txt one.txt > two.txt", "wc -l < two.
 PROXY_KEY = "sk-0123456789abcdef0123456789abcdef"
 START_LIMIT = 120
 TASK_LIMIT = 900
+ABORT_LIMIT = 30
 # What clients say of an answer that their own limit ended: it is no fault of the protocol.
 ENDED_BY_LENGTH = ("reason='max_output_tokens'", "due to a max_tokens length limit")
 
@@ -87,10 +88,17 @@ class Cluster:
         self.logs = logs
         self.model = json.loads(get(f"{self.base}/v1/models"))["data"][0]["id"]
 
-    def answers_begun(self):
-        name = "baton_conductor_time_to_first_token_seconds_count"
+    def metric(self, name):
         lines = get(f"{self.base}/metrics").splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    def answers_begun(self):
+        # It is counted at the end of a request, and a client that was ended has left one.
+        for _ in range(ABORT_LIMIT * 10):
+            if not self.metric("baton_conductor_requests_running"):
+                break
+            time.sleep(0.1)
+        return self.metric("baton_conductor_time_to_first_token_seconds_count")
 
     def refused(self):
         """The lines about requests that were refused as wrong."""
