@@ -56,8 +56,7 @@ impl EngineProgress {
     pub(crate) fn begin(&self, plan: &StepPlan) {
         let sequences = plan.sequences.iter().chain(plan.slice.as_ref().map(|slice| &slice.sequence));
         let mut step = self.step();
-        *step = StepInHand { requests: std::mem::take(&mut step.requests), ..StepInHand::default() };
-        step.requests.clear();
+        *step = StepInHand::default();
         for sequence in sequences {
             step.requests.push(sequence.key);
             step.rows += sequence.range.len() as u32;

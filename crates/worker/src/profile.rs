@@ -9,6 +9,8 @@ use crate::config::Settings;
 const LONG: usize = 96;
 /// Tokens of the shorter one.
 const SHORT: usize = 16;
+/// Tokens before those that tell what attention takes: enough to be seen beside the rest.
+const FAR: usize = 1024;
 
 struct Quiet;
 
@@ -28,15 +30,22 @@ pub fn profile(engine: &mut dyn Engine, settings: &Settings) -> Result<NodeProfi
     let t_short = seconds(engine, 0, short)?;
     let t_long = seconds(engine, 0, long)?;
     let t_one = seconds(engine, long as u32 - 1, 1)?;
+    // What is before these is whatever the blocks hold: it takes as long as a prompt. As many rows
+    // as the longer prompt has, since a few rows take longer each.
+    let far = FAR.min(room - long);
+    let t_far = seconds(engine, far as u32, long)?;
+    let t_far_one = seconds(engine, (far + long) as u32 - 1, 1)?;
+    let per_pair = ((t_far - t_long) / (far * long).max(1) as f64).max(0.0);
+    let per_kv_token = ((t_far_one - t_one) / far.max(1) as f64).max(0.0);
     let per_token =
         if long > short { ((t_long - t_short) / (long - short) as f64).max(0.0) } else { t_long / long as f64 };
     Ok(NodeProfile {
         prefill_base: (t_short - per_token * short as f64).max(0.0),
         prefill_per_token: per_token,
-        prefill_per_token_pair: 0.0,
+        prefill_per_token_pair: per_pair,
         decode_base: (t_one - per_token).max(t_one * 0.5),
         decode_per_sequence: per_token.min(t_one * 0.5),
-        decode_per_kv_token: 0.0,
+        decode_per_kv_token: per_kv_token,
         max_waiting: settings.max_waiting,
         max_running: settings.max_running,
         chunk_tokens: 0,

@@ -146,7 +146,7 @@ impl PrefillCore {
         self.complete_blocks(key, range.end / self.config.model.block_tokens());
         match (is_last, output.sampled) {
             (true, Some((token, logprobs))) => self.on_first_token(now, key, token, logprobs),
-            (false, None) => self.tell_progress(now, key),
+            (false, None) => {}
             (_, sampled) => {
                 let message = format!("the step sampled {sampled:?}, last chunk: {is_last}");
                 self.end(key, Some(failed(ErrorKind::Internal, message)));
