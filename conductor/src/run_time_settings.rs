@@ -7,7 +7,7 @@ use baton_membership::{ChangeError, Etcd, SettingsStore, SharedSettings};
 use baton_proto::v1;
 use baton_proto::v1::node_command::Command;
 use baton_runtime::settings::{self, BadSetting, Loaded, SettingsError};
-use baton_runtime::telemetry::{check_log_filter, set_log_filter};
+use baton_runtime::telemetry::{LogFilter, set_log_filter};
 use baton_runtime::{Clock, within};
 use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, PlacementKind, Policies, PromptsAtDecode, RequestLimits};
 use baton_types::{ErrorKind, NodeId, Slo, Tbt, Ttft};
@@ -49,6 +49,7 @@ pub struct Rules {
     cluster: ClusterConfig,
     placement: PlacementKind,
     admission: AdmissionKind,
+    log: LogFilter,
 }
 
 impl Rules {
@@ -88,8 +89,8 @@ impl Rules {
         };
         let placement = parsed("placement", &settings.placement)?;
         let admission = parsed("admission", &settings.admission)?;
-        check_log_filter(&settings.log)?;
-        Ok(Self { limits, cluster, placement, admission })
+        let log = settings.log.parse()?;
+        Ok(Self { limits, cluster, placement, admission, log })
     }
 
     /// A cluster without nodes that decides by them.
@@ -264,8 +265,7 @@ impl Frontend {
         tracing::warn!(version, by, set_at_ms, changes, "settings changed");
         self.set_limits(rules.limits);
         self.cluster().set_rules(rules.cluster, Policies::new(rules.placement, rules.admission));
-        // It was checked.
-        let _ = set_log_filter(shared.values.get("log").map(String::as_str));
+        set_log_filter(Some(&rules.log));
         self.nodes.send_all(&Command::Settings(of_nodes(&shared)));
         self.metrics.on_settings(*version);
         self.settings.in_force.send_replace(InForce { shared, settings });
