@@ -340,6 +340,7 @@ mod tests {
             ("partial_prefill", "yes", "partial_prefill: 'yes': expected true or false"),
             ("queue_timeout_s", "1", "max_overtaken_s: 30s, but must be at most half of queue_timeout_s, 1s"),
             ("log", "loud", "log: 'loud', but must be a level"),
+            ("log", "[{x=\"(a|b)*a.{60}\"}]=trace", "log: '[{x=\"(a|b)*a.{60}\"}]=trace', but must be a level"),
             ("grpc", "x", "grpc: takes a restart; at run time these change: admission"),
             ("speed", "9", "speed: there is no such setting; at run time"),
         ] {
@@ -348,5 +349,9 @@ mod tests {
         }
         assert!(next(&none, "placement", "best").unwrap_err().contains("round-robin"));
         assert!(next(&none, "log", &"x".repeat(2000)).unwrap_err().contains("at most 1024"));
+        // A value that something else has put into etcd.
+        let values = [("log".to_owned(), "a=info,".repeat(100))].into();
+        let shared = SharedSettings { version: 7, values, by: "x".to_owned(), set_at_ms: 0 };
+        assert!(settings().with(&shared).unwrap_err().to_string().contains("at most 64 entries"));
     }
 }

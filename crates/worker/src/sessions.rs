@@ -270,6 +270,9 @@ mod tests {
         let _restarted = sessions.open(ConductorId(3), event()).unwrap();
         assert_eq!(hears(0, ""), "", "one that was restarted counts anew, and has forgotten what was set");
         assert_eq!(hears(1, "warn"), "warn");
+        assert_eq!(hears(2, "[{x=\"(a|b)*a.{60}\"}]=trace"), "warn", "a pattern is no filter");
+        assert_eq!(hears(3, &"a".repeat(1 << 24)), "warn");
+        assert_eq!(hears(4, "info"), "info");
     }
 
     #[test]
