@@ -11,6 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 BATON = os.environ.get("BATON") or os.path.join(os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target"), "debug", "baton")
@@ -34,13 +35,10 @@ def score(model, text_bytes, **environment):
     """Tokens per second of a text's prefill."""
     with open(os.path.join(ROOT, "crates/bench/tests/fixtures/alice.txt"), encoding="utf-8") as file:
         text = file.read()[:text_bytes]
-    path = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"bench-smoke-{os.getpid()}.txt")
-    with open(path, "w", encoding="utf-8") as file:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="bench-smoke-") as file:
         file.write(text)
-    try:
-        report = baton("score", "--model", model, "--text", path, **environment)
-    finally:
-        os.remove(path)
+        file.flush()
+        report = baton("score", "--model", model, "--text", file.name, **environment)
     return report["tokens"] / report["seconds"]
 
 

@@ -9,12 +9,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::{Router, middleware};
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
-use baton_runtime::serve::{ConnectionLimits, Connections, Port, Protocol, connections_within_descriptors};
+use baton_runtime::serve::{
+    Callers, ConnectionLimits, Connections, Origins, Port, Protocol, connections_within_descriptors,
+};
 use baton_runtime::settings::BadSetting;
 use baton_runtime::{TaskSet, Telemetry};
 use tokio::net::TcpListener;
@@ -22,7 +26,6 @@ use tonic::Status;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
 use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer as ReflectionServer};
-use tower_http::cors::CorsLayer;
 
 use crate::budget::Budget;
 use crate::coalesce::Coalesced;
@@ -30,8 +33,8 @@ use crate::config::Settings;
 use crate::frontend::Frontend;
 use crate::grpc::{ClusterService, HealthService, InferenceService, Intake, NodeRegistrationService, take_in};
 use crate::health::{self, HealthDetail};
+use crate::http;
 use crate::leader::LeaderService;
-use crate::{cors, http};
 
 /// Connections at once of operators' port.
 const MAX_OPERATORS: usize = 256;
@@ -48,7 +51,7 @@ pub struct Ports {
     limits: ConnectionLimits,
     budget: Budget,
     answers: Budget,
-    cors: Option<CorsLayer>,
+    origins: Origins,
 }
 
 /// Where they listen.
@@ -83,7 +86,7 @@ impl Ports {
     /// Binds what the settings name. Answers that clients do not read are ended after `stall`.
     pub async fn bind(settings: &Settings, stall: Duration) -> anyhow::Result<Self> {
         Ok(Self {
-            cors: cors::layer(&settings.cors_origins)?,
+            origins: Origins::parse(&settings.cors_origins)?,
             grpc: listen("grpc", &settings.grpc).await?,
             http: listen("http", &settings.http).await?,
             operators: listen_if_set("operators", settings.operators.as_deref()).await?,
@@ -128,8 +131,9 @@ impl Ports {
         let operators = || HealthDetail::Operators(telemetry.clone());
         if let Some(listener) = self.operators {
             let connections = Connections::new(connections_within_descriptors(MAX_OPERATORS));
+            let callers = Callers::without_pages(listener.local_addr()?);
             let routes = health::routes(Arc::clone(frontend), operators());
-            let routes = services.operators(routes)?;
+            let routes = services.operators(routes, callers)?;
             port("operators", listener, Protocol::Both, connections).serve(routes, tasks);
         }
         if let Some(listener) = self.nodes {
@@ -147,10 +151,8 @@ impl Ports {
             tasks,
         );
         let tells = if operators_here { operators() } else { HealthDetail::Clients };
-        let mut routes = http::router(Arc::clone(frontend), tells, self.budget, self.answers);
-        if let Some(cors) = self.cors {
-            routes = routes.layer(cors);
-        }
+        let address = self.http.local_addr()?;
+        let routes = http::router(Arc::clone(frontend), tells, self.budget, self.answers, self.origins, address);
         of_clients("http", self.http, Protocol::Http1, clients).serve(routes, tasks);
         Ok(())
     }
@@ -180,8 +182,21 @@ fn reflection() -> Result<ReflectionServer<impl ServerReflection>, tonic_reflect
 /// A node or an operator that calls the wrong port is told so.
 async fn not_here(uri: Uri, headers: HeaderMap) -> Response {
     let message = format!("this port does not serve {}; operators and nodes may have ports of their own", uri.path());
+    refused(&headers, StatusCode::NOT_FOUND, Status::unimplemented(message))
+}
+
+/// Refuses a web page that may not call the operators' port.
+async fn check_caller(State(callers): State<Arc<Callers>>, request: Request, next: Next) -> Response {
+    match callers.check(&request) {
+        Ok(()) => next.run(request).await,
+        Err(problem) => refused(request.headers(), StatusCode::FORBIDDEN, Status::permission_denied(problem)),
+    }
+}
+
+/// In the form that its client understands.
+fn refused(headers: &HeaderMap, code: StatusCode, status: Status) -> Response {
     let is_grpc = headers.get(CONTENT_TYPE).is_some_and(|given| given.as_bytes().starts_with(b"application/grpc"));
-    if is_grpc { Status::unimplemented(message).into_http() } else { (StatusCode::NOT_FOUND, message).into_response() }
+    if is_grpc { status.into_http() } else { (code, status.message().to_owned()).into_response() }
 }
 
 /// The gRPC services.
@@ -239,10 +254,11 @@ impl Services<'_> {
     }
 
     /// What operators call, beside these routes.
-    fn operators(&self, http: Router) -> anyhow::Result<Routes> {
+    fn operators(&self, http: Router, callers: Callers) -> anyhow::Result<Routes> {
         let ours = self.taken_in(Routes::new(self.cluster()));
-        let routes = Routes::from(ours.merge(http));
-        Ok(routes.add_service(self.health()).add_service(reflection()?).prepare())
+        let routes = Routes::from(ours.merge(http)).add_service(self.health()).add_service(reflection()?);
+        let check = middleware::from_fn_with_state(Arc::new(callers), check_caller);
+        Ok(Routes::from(routes.into_axum_router().layer(check)).prepare())
     }
 }
 

@@ -7,7 +7,7 @@ use baton_membership::{ChangeError, Etcd, SettingsStore, SharedSettings};
 use baton_proto::v1;
 use baton_proto::v1::node_command::Command;
 use baton_runtime::settings::{self, BadSetting, Loaded, SettingsError};
-use baton_runtime::telemetry::{check_log_filter, set_log_filter};
+use baton_runtime::telemetry::{LogFilter, set_log_filter};
 use baton_runtime::{Clock, within};
 use baton_scheduler::{AdmissionKind, Cluster, ClusterConfig, PlacementKind, Policies, PromptsAtDecode, RequestLimits};
 use baton_types::{ErrorKind, NodeId, Slo, Tbt, Ttft};
@@ -49,6 +49,7 @@ pub struct Rules {
     cluster: ClusterConfig,
     placement: PlacementKind,
     admission: AdmissionKind,
+    log: LogFilter,
 }
 
 impl Rules {
@@ -88,8 +89,8 @@ impl Rules {
         };
         let placement = parsed("placement", &settings.placement)?;
         let admission = parsed("admission", &settings.admission)?;
-        check_log_filter(&settings.log)?;
-        Ok(Self { limits, cluster, placement, admission })
+        let log = settings.log.parse()?;
+        Ok(Self { limits, cluster, placement, admission, log })
     }
 
     /// A cluster without nodes that decides by them.
@@ -264,8 +265,7 @@ impl Frontend {
         tracing::warn!(version, by, set_at_ms, changes, "settings changed");
         self.set_limits(rules.limits);
         self.cluster().set_rules(rules.cluster, Policies::new(rules.placement, rules.admission));
-        // It was checked.
-        let _ = set_log_filter(shared.values.get("log").map(String::as_str));
+        set_log_filter(Some(&rules.log));
         self.nodes.send_all(&Command::Settings(of_nodes(&shared)));
         self.metrics.on_settings(*version);
         self.settings.in_force.send_replace(InForce { shared, settings });
@@ -340,6 +340,7 @@ mod tests {
             ("partial_prefill", "yes", "partial_prefill: 'yes': expected true or false"),
             ("queue_timeout_s", "1", "max_overtaken_s: 30s, but must be at most half of queue_timeout_s, 1s"),
             ("log", "loud", "log: 'loud', but must be a level"),
+            ("log", "[{x=\"(a|b)*a.{60}\"}]=trace", "log: '[{x=\"(a|b)*a.{60}\"}]=trace', but must be a level"),
             ("grpc", "x", "grpc: takes a restart; at run time these change: admission"),
             ("speed", "9", "speed: there is no such setting; at run time"),
         ] {
@@ -348,5 +349,9 @@ mod tests {
         }
         assert!(next(&none, "placement", "best").unwrap_err().contains("round-robin"));
         assert!(next(&none, "log", &"x".repeat(2000)).unwrap_err().contains("at most 1024"));
+        // A value that something else has put into etcd.
+        let values = [("log".to_owned(), "a=info,".repeat(100))].into();
+        let shared = SharedSettings { version: 7, values, by: "x".to_owned(), set_at_ms: 0 };
+        assert!(settings().with(&shared).unwrap_err().to_string().contains("at most 64 entries"));
     }
 }

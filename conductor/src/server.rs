@@ -34,7 +34,10 @@ const RESIGN: Duration = Duration::from_millis(1500);
 pub fn run(loaded: Loaded<Settings>) -> anyhow::Result<()> {
     init_logs(loaded.settings.log_format, &loaded.settings.log)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("conductor").build()?;
-    runtime.block_on(serve(loaded))
+    let served = runtime.block_on(serve(loaded));
+    // A text that takes long to prepare does not keep the process.
+    runtime.shutdown_timeout(CLOSE_TIMEOUT);
+    served
 }
 
 async fn serve(loaded: Loaded<Settings>) -> anyhow::Result<()> {

@@ -357,7 +357,7 @@ class Nodes(unittest.TestCase):
             one = node(role, shm={"enabled": True, "hostPath": "/run/kv"})
             self.assertEqual((volume(one, "shm")["hostPath"]["path"], mount(one, "shm"), flags(one)["--transfer-shm-folder"]), ("/run/kv",) * 3)
             one = node(role, ssd={"enabled": True, "bytes": 1 << 40, "volume": {"emptyDir": {}}})
-            self.assertEqual((flags(one)["--ssd-folder"], mount(one, "ssd")), ("/ssd", "/ssd"))
+            self.assertEqual((flags(one)["--ssd-folder"], mount(one, "ssd")), ("/ssd/kv", "/ssd"))
             self.assertIn("ssd_bytes = 1099511627776", of(render({role: {"ssd": {"enabled": True, "bytes": 1 << 40, "volume": {"emptyDir": {}}}}}), "ConfigMap", f"baton-{role}")["data"]["baton.toml"])
 
     def test_host_network_and_rollouts(self):

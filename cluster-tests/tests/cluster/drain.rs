@@ -238,7 +238,7 @@ async fn processes_end_in_grace_period_despite_open_client_connections() -> anyh
     let address = conductor.http.clone().context("a port")?;
     let mut http = TcpStream::connect(&address).await?;
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     http.write_all(format!("{head}{body}").as_bytes()).await?;

@@ -25,7 +25,7 @@ fn http(cluster: &Cluster) -> &str {
 
 fn post(length: usize, body: &str) -> String {
     format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
     )
 }
 
@@ -301,7 +301,8 @@ async fn operator_and_node_ports_serve_only_their_own_apis() -> anyhow::Result<(
     }
 
     let fetch = async |address: &str, path: &str| {
-        let answer = ask(address, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).await?;
+        let answer =
+            ask(address, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await?;
         anyhow::Ok((answer[9..12].to_owned(), answer))
     };
     for (path, clients, of_operators) in
@@ -310,6 +311,16 @@ async fn operator_and_node_ports_serve_only_their_own_apis() -> anyhow::Result<(
         assert_eq!(fetch(http(&cluster), path).await?.0, clients, "{path}");
         assert_eq!(fetch(&operators, path).await?.0, of_operators, "{path}");
     }
+    for foreign in ["host: evil.example", "host: localhost\r\norigin: https://evil.example"] {
+        for (address, path) in [(&*operators, "/metrics"), (http(&cluster), "/ready")] {
+            let asked = format!("GET {path} HTTP/1.1\r\n{foreign}\r\nconnection: close\r\n\r\n");
+            let answer = ask(address, &asked).await?;
+            assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+        }
+    }
+    let drained = "POST /baton.v1.Cluster/Drain HTTP/1.1\r\nhost: localhost\r\norigin: null\r\nconnection: close\r\ncontent-type: text/plain\r\ncontent-length: 5\r\n\r\n\0\0\0\0\0";
+    let answer = ask(&operators, drained).await?;
+    assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("no web page may call this port"), "{answer}");
     assert!(fetch(&operators, "/ready").await?.1.contains("\"decode_nodes\":1"));
     assert!(fetch(http(&cluster), "/ready").await?.1.ends_with("{\"status\":\"ready\"}"));
 
@@ -319,11 +330,11 @@ async fn operator_and_node_ports_serve_only_their_own_apis() -> anyhow::Result<(
 }
 
 #[tokio::test]
-async fn cors_allows_only_configured_origins() -> anyhow::Result<()> {
+async fn web_pages_call_only_if_named_and_only_with_json() -> anyhow::Result<()> {
     let cluster = Cluster::mock().conductor_flags(&["--cors-origins", "https://a.example"]).start().await?;
     let preflight = |origin: &str| {
         format!(
-            "OPTIONS /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\norigin: {origin}\r\naccess-control-request-method: POST\r\naccess-control-request-headers: authorization\r\n\r\n"
+            "OPTIONS /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\norigin: {origin}\r\naccess-control-request-method: POST\r\naccess-control-request-headers: authorization\r\n\r\n"
         )
     };
     let answer = ask(http(&cluster), &preflight("https://a.example")).await?;
@@ -331,14 +342,39 @@ async fn cors_allows_only_configured_origins() -> anyhow::Result<()> {
     for header in ["allow-origin: https://a.example", "allow-headers: authorization", "allow-methods: GET,POST"] {
         assert!(answer.contains(&format!("access-control-{header}")), "{header}: {answer}");
     }
-    assert!(!ask(http(&cluster), &preflight("https://b.example")).await?.contains("allow-origin"));
-    let models = "GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\norigin: https://a.example\r\n\r\n";
+    let answer = ask(http(&cluster), &preflight("https://b.example")).await?;
+    assert!(answer.starts_with("HTTP/1.1 403") && !answer.contains("allow-origin"), "{answer}");
+    let models = "GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\norigin: https://a.example\r\n\r\n";
     let answer = ask(http(&cluster), models).await?;
     assert!(answer.contains("access-control-expose-headers: x-request-id,request-id,retry-after"), "{answer}");
 
-    let text = post(2, "{}").replace("application/json", "text/plain");
-    let answer = ask(http(&cluster), &text).await?;
-    assert!(answer.starts_with("HTTP/1.1 415"), "{answer}");
+    let body = json!({"prompt": "x", "max_tokens": 1}).to_string();
+    let right = post(body.len(), &body);
+    let json = "content-type: application/json\r\n";
+    let with = |headers: &str| right.replace(json, &format!("{json}{headers}\r\n"));
+    let named = |host: &str| right.replace("host: localhost", &format!("host: {host}"));
+    let requests = [
+        (right.replace(json, ""), "415"),
+        (right.replace(json, "content-type: text/plain\r\n"), "415"),
+        (right.replace(json, "content-type: application/x-www-form-urlencoded\r\n"), "415"),
+        (right.replace(json, "origin: https://b.example\r\n"), "403"),
+        (with("origin: https://b.example"), "403"),
+        (named("evil.example"), "403"),
+        (named("127.0.0.1.evil.example:80"), "403"),
+        (right.replace("json\r\n", "json; charset=utf-8\r\n"), "200"),
+        (with("origin: https://a.example"), "200"),
+        (named("[::1]:80"), "200"),
+        (named("a.example"), "200"),
+    ];
+    for (request, status) in requests {
+        let answer = ask(http(&cluster), &request).await?;
+        assert_eq!(&answer[9..12], status, "{request}: {answer}");
+    }
+    let node = cluster.prefill[0].ready.http.as_deref().context("it has an HTTP port")?;
+    for foreign in ["host: evil.example", "host: localhost\r\norigin: https://a.example"] {
+        let asked = format!("GET /metrics HTTP/1.1\r\n{foreign}\r\nconnection: close\r\n\r\n");
+        assert!(ask(node, &asked).await?.starts_with("HTTP/1.1 403"), "{foreign}");
+    }
     cluster.stop().await
 }
 

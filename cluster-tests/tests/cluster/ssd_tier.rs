@@ -126,7 +126,7 @@ async fn full_ssd_costs_cache_hits_and_fails_no_request() -> anyhow::Result<()> 
     let folder = tempfile::tempdir()?;
     // A disk of 16 MiB: room for some 40 of the working set's 128 blocks.
     let mounted = std::process::Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=16m", "tmpfs"])
+        .args(["-t", "tmpfs", "-o", "size=16m,mode=700", "tmpfs"])
         .arg(folder.path())
         .output()?;
     assert!(mounted.status.success(), "mount: {}", String::from_utf8_lossy(&mounted.stderr));

@@ -1,11 +1,14 @@
 //! Errors over HTTP: what went wrong, in the form of the API that was called.
 
+use std::sync::Arc;
+
 use axum::body::Body;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use baton_api::{BadRequest, ErrorForm, Failure, FieldNames};
+use baton_runtime::serve::Callers;
 use baton_scheduler::RequestError;
 use baton_types::ErrorKind;
 
@@ -134,6 +137,14 @@ pub(super) async fn check_header(request: Request, next: Next) -> Response {
         return HttpError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, message).into_response();
     }
     next.run(request).await
+}
+
+/// Refuses a web page that may not call.
+pub(super) async fn check_caller(State(callers): State<Arc<Callers>>, request: Request, next: Next) -> Response {
+    match callers.check(&request) {
+        Ok(()) => next.run(request).await,
+        Err(problem) => HttpError::new(StatusCode::FORBIDDEN, problem).into_response(),
+    }
 }
 
 /// Names the methods that a path takes.

@@ -5,6 +5,7 @@ mod answer;
 mod error;
 mod warnings;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Json;
@@ -21,6 +22,7 @@ use baton_api::{
 };
 use baton_api::{Objectives, ResponseStore, ResponsesRequest, TokenizeRequest, Warnings, counted, tokenized};
 use baton_proto::v1;
+use baton_runtime::serve::{Callers, Origins};
 use baton_text::DecodeOptions;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -31,6 +33,7 @@ use self::warnings::{WARNING, WarningLog};
 use crate::body::{self, BodyError, BodyLimits};
 use crate::budget::{Budget, Reservation};
 use crate::config::positive_millis;
+use crate::cors;
 use crate::error::GenerateError;
 use crate::frontend::Frontend;
 use crate::health::{self, HealthDetail};
@@ -68,7 +71,14 @@ struct Shared {
 }
 
 /// The routes, with those that tell of the inside.
-pub fn router(frontend: Arc<Frontend>, tells: HealthDetail, budget: Budget, answers: Budget) -> Router {
+pub fn router(
+    frontend: Arc<Frontend>,
+    tells: HealthDetail,
+    budget: Budget,
+    answers: Budget,
+    origins: Origins,
+    address: SocketAddr,
+) -> Router {
     let document = Bytes::from(baton_api::openapi(matches!(tells, HealthDetail::Operators(_))));
     let openapi = || async { ([(header::CONTENT_TYPE, "application/json")], document) };
     let health = health::routes(Arc::clone(&frontend), tells);
@@ -96,10 +106,12 @@ pub fn router(frontend: Arc<Frontend>, tells: HealthDetail, budget: Budget, answ
         .method_not_allowed_fallback(no_such_method);
     // The header that names a path's methods is put in around the layers of its own router: errors
     // are finished in a router around that.
-    Router::new()
-        .fallback_service(routes)
-        .layer(middleware::from_fn(error::check_header))
-        .layer(middleware::from_fn(error::finish))
+    let mut routes = Router::new().fallback_service(routes).layer(middleware::from_fn(error::check_header));
+    if let Some(cors) = cors::layer(&origins) {
+        routes = routes.layer(cors);
+    }
+    let callers = Arc::new(Callers::at(address, origins));
+    routes.layer(middleware::from_fn_with_state(callers, error::check_caller)).layer(middleware::from_fn(error::finish))
 }
 
 /// In the form of the API whose client asks: Anthropic's has the same paths.
@@ -174,10 +186,7 @@ impl FromRequest<Shared> for Body {
 
     async fn from_request(request: Request, shared: &Shared) -> Result<Self, HttpError> {
         let headers = request.headers();
-        if let Some(given) = headers.get(header::CONTENT_TYPE).filter(|given| !is_json(given)) {
-            let message = format!("content-type: {given:?}, but bodies are application/json");
-            return Err(HttpError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
-        }
+        check_content_type(headers)?;
         if let Some(given) =
             headers.get(header::CONTENT_ENCODING).filter(|given| !given.as_bytes().eq_ignore_ascii_case(b"identity"))
         {
@@ -190,12 +199,25 @@ impl FromRequest<Shared> for Body {
     }
 }
 
+/// A web page may send any other type without asking first, and none at all.
+fn check_content_type(headers: &HeaderMap) -> Result<(), HttpError> {
+    let given: Vec<_> = headers.get_all(header::CONTENT_TYPE).into_iter().collect();
+    let wrong = match given.iter().find(|given| !is_json(given)) {
+        Some(given) => format!("{:?}", error::shown(given.to_str().unwrap_or("?"))),
+        None if given.is_empty() => "missing".to_owned(),
+        None => return Ok(()),
+    };
+    let message = format!("content-type: {wrong}, but bodies are JSON: send the header Content-Type: application/json");
+    Err(HttpError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
+}
+
 /// `application/json`, or something of that form: `application/problem+json; charset=utf-8`.
 fn is_json(content_type: &HeaderValue) -> bool {
     let essence = content_type.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
     essence.split_once('/').is_some_and(|(_, kind)| {
         let kind = kind.to_ascii_lowercase();
-        kind == "json" || kind.ends_with("+json")
+        // `text/plain, a/+json` is a list, and no type.
+        (kind == "json" || kind.ends_with("+json")) && !kind.contains([',', ' ', '/'])
     })
 }
 
@@ -381,6 +403,29 @@ mod tests {
         let openai = models_json(&names, 64, 7, false);
         assert_eq!((&openai["data"][0]["created"], &openai["data"][1]["id"]), (&json!(7), &json!("alias")));
         assert_eq!((&openai["object"], &openai["data"][0]["object"]), (&json!("list"), &json!("model")));
+    }
+
+    #[test]
+    fn body_needs_a_content_type_of_json() {
+        let check = |given: &[&'static str]| {
+            let headers = given.iter().map(|given| (header::CONTENT_TYPE, HeaderValue::from_static(given)));
+            check_content_type(&headers.fold(HeaderMap::new(), |mut headers, (name, value)| {
+                headers.append(name, value);
+                headers
+            }))
+        };
+        for right in ["application/json", "application/json; charset=utf-8", "Application/JSON", "application/ld+json"]
+        {
+            assert!(check(&[right]).is_ok(), "{right}");
+        }
+        let json = "application/json";
+        for wrong in [&[][..], &["text/plain"], &[""], &["text/plain, a/+json"], &["text/plain;+json"], &[json, "a/b"]]
+        {
+            let failure = check(wrong).unwrap_err().failure;
+            let names_what_to_send = failure.message.ends_with("send the header Content-Type: application/json");
+            assert!(failure.status == 415 && names_what_to_send, "{}", failure.message);
+        }
+        assert!(check(&[]).unwrap_err().failure.message.starts_with("content-type: missing, but"));
     }
 
     #[test]

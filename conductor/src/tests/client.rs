@@ -33,7 +33,7 @@ pub fn http(address: SocketAddr, path: &str, body: &str) -> JoinHandle<(u16, Str
 pub fn http_with(address: SocketAddr, path: &str, more: &[(&str, &str)], body: &str) -> JoinHandle<(u16, String)> {
     let method = if body.is_empty() { "GET" } else { "POST" };
     let length = body.len();
-    let head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n");
+    let head = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n");
     let head = format!("{head}content-type: application/json\r\ncontent-length: {length}\r\n");
     let more: String = more.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     let message = format!("{head}{more}\r\n{body}");

@@ -65,3 +65,28 @@ pub async fn part_of_a_request_that_is_left_out_is_told_in_a_header() {
         soon(w.http("/v1/messages/count_tokens", r#"{"messages":[{"role":"user","content":"hi"}]}"#)).await.unwrap();
     assert_eq!(header(&answer, "x-baton-warning"), None);
 }
+
+pub async fn web_page_that_is_not_named_is_refused_before_anything_runs() {
+    let w = World::with(&["p0", "d0"]).await;
+    let asks = async |path: &str, header: (&str, &str), body: &str| {
+        soon(http_with(w.addresses.http, path, &[header], body)).await.unwrap()
+    };
+    let body = r#"{"prompt":"ab","max_tokens":1}"#;
+    for path in ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize", "/none"] {
+        let (status, answer) = asks(path, ("origin", "https://evil.example"), body).await;
+        let told = "origin: 'https://evil.example' may not call; --cors-origins names the web pages that may";
+        assert!(status == 403 && answer.contains(told), "{path}: {answer}");
+        assert_eq!(header(&answer, "content-type"), Some("application/json"));
+    }
+    for path in ["/", "/metrics", "/ready", "/health", "/v1/models", "/openapi.json"] {
+        assert_eq!(asks(path, ("origin", "null"), "").await.0, 403, "{path}");
+        let (status, answer) = asks(path, ("host", "evil.example"), "").await;
+        assert!(
+            status == 403 && answer.contains("host: 'evil.example', but this port listens on loopback"),
+            "{answer}"
+        );
+    }
+    assert_eq!(asks("/v1/completions", ("content-type", "text/plain"), body).await.0, 415, "one of two");
+    assert_eq!(w.frontend.live.len(), 0);
+    assert_eq!(w.get("/v1/models").await.0, 200);
+}

@@ -105,7 +105,8 @@ stories! {
     http:
         http_errors_name_methods_places_and_sizes,
         prompt_beyond_the_context_is_refused_in_the_words_of_each_api,
-        part_of_a_request_that_is_left_out_is_told_in_a_header;
+        part_of_a_request_that_is_left_out_is_told_in_a_header,
+        web_page_that_is_not_named_is_refused_before_anything_runs;
     migration:
         sequence_migrates_to_another_decode_node,
         refused_migration_leaves_sequence_at_its_node,

@@ -26,6 +26,8 @@ const KEPT: usize = 16;
 /// Most processor time of a compilation that the conductor lets pass: on a node, a step waits for
 /// it. Schemas of 60 KiB take up to 26 ms.
 const MAX_COMPILE: Duration = Duration::from_millis(150);
+/// Longest token that the library takes: it panics on longer ones. In use are up to 1,024 spaces.
+const MAX_WORD_BYTES: usize = 1024;
 /// Before the text of a special token, so that no text is taken for one.
 const SPECIAL: u8 = 0xff;
 
@@ -185,10 +187,11 @@ pub(crate) fn thread_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// A token as the library knows it.
+/// A token as the library knows it; one that is too long is none of any grammar.
 fn word(tokenizer: &Tokenizer, id: TokenId) -> Vec<u8> {
     let bytes = tokenizer.token_bytes(id).unwrap_or_default();
-    if tokenizer.is_special(id) { [&[SPECIAL], bytes].concat() } else { bytes.to_vec() }
+    let word = if tokenizer.is_special(id) { [&[SPECIAL], bytes].concat() } else { bytes.to_vec() };
+    if word.len() > MAX_WORD_BYTES { Vec::new() } else { word }
 }
 
 fn digest(words: &[Vec<u8>], eos: &[TokenId]) -> String {
@@ -303,6 +306,15 @@ mod tests {
         assert!(Form::JsonSchema("{".into()).rule().is_err());
     }
 
+    fn nested_arrays(depth: usize) -> String {
+        let open = r#"{"type": "array", "minItems": 90000, "maxItems": 100000, "items": "#;
+        format!("{}{{\"type\": \"null\"}}{}", open.repeat(depth), "}".repeat(depth))
+    }
+
+    fn many_patterns(count: usize) -> String {
+        (0..count).map(|n| format!(r#""^(a{{{n},500}}b?){{1,90}}$": {{"type": "null"}}"#)).collect::<Vec<_>>().join(",")
+    }
+
     #[test]
     fn hostile_grammar_is_compiled_or_refused_within_bounds() {
         let compiler = compiler();
@@ -323,11 +335,39 @@ mod tests {
             Form::Regex("(x?){5000}x{5000}".into()),
             Form::Regex(format!("({})*", "(a|b|ab)*c?".repeat(2000))),
             Form::Lark(format!("start: {}\na: \"x\"?", "a ".repeat(20_000))),
+            Form::Regex("(a{1000}){1000}".into()),
+            Form::Regex("((((((a{50}){50}){50}){50}){50}){50}){50}".into()),
+            Form::Regex(r"\w{500}".into()),
+            Form::Regex(r"(\w{1,60}){1,60}".into()),
+            Form::Regex(r"(?i)(\p{L}\p{M}?){1,400}".into()),
+            Form::Regex(".*a.{60}b".into()),
+            Form::Regex("a{4000000000}".into()),
+            Form::Regex(format!("{}a{}", "(".repeat(30_000), ")".repeat(30_000))),
+            Form::Regex((0..9000).map(|n| format!("{n:x}")).collect::<Vec<_>>().join("|")),
+            Form::Regex("(?=(a{1,1000}){1,1000}$)a*".into()),
+            Form::JsonSchema(r#"{"type": "string", "pattern": "^(?=(a?){900}$)(?!.*b.{40}c)a{900}"}"#.into()),
+            Form::JsonSchema(r#"{"type": "string", "pattern": "^(?:(?:a|b|ab)*c?){1,900}$"}"#.into()),
+            Form::JsonSchema(r#"{"type": "string", "minLength": 1000000000}"#.into()),
+            Form::JsonSchema(nested_arrays(60)),
+            Form::JsonSchema(format!(r#"{{"patternProperties": {{{}}}}}"#, many_patterns(300))),
+            Form::Lark("start: /(a{1000}){1000}/".into()),
+            Form::Lark("start: \"a\"{1,1000000000}".into()),
+            Form::Lark("start: a{1,90000}\na: b{1,90000}\nb: c{1,90000}\nc: \"x\"{1,90000}".into()),
+            Form::Lark(format!("start: {}\"a\"{}", "(".repeat(30_000), ")".repeat(30_000))),
+            Form::Lark(format!("start: {}", "\"a\" | ".repeat(8_000) + "\"b\"")),
         ];
         for form in hostile {
             let began = Instant::now();
             let grammar = form.rule().map(|rule| Arc::from(form.beside(format!("start: {rule}"))));
-            let outcome = grammar.and_then(|grammar| compiler.compile(&grammar));
+            let outcome = grammar.and_then(|grammar| compiler.compile(&grammar)).and_then(|mut matcher| {
+                // What an output costs, too: states are made as it goes on.
+                let goes_on = (0..40).try_for_each(|_| {
+                    let next = [b'a', b'"', b'x'].map(u32::from);
+                    let mask = matcher.mask()?;
+                    next.into_iter().find(|token| mask.allows(*token)).map_or(Ok(()), |token| matcher.take(&[token]))
+                });
+                goes_on.map(|()| matcher)
+            });
             let took = began.elapsed();
             println!("{took:?}: {:?}", outcome.err());
             assert!(took < Duration::from_secs(5), "{took:?}: {form:.80?}");
@@ -421,6 +461,28 @@ mod tests {
             "start[temperature=0.1, max_tokens=5]: /.*/",
         ] {
             assert_eq!(checked(taken), Ok(()), "{taken}");
+        }
+    }
+
+    #[test]
+    fn token_that_is_too_long_is_none_of_a_grammar() {
+        let byte_level =
+            json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
+        let special = |id: u32, content: &str| {
+            json!({ "id": id, "content": content, "special": true, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false })
+        };
+        let json = |longest: usize| {
+            let vocab = json!({ "a": 0, "b".repeat(longest): 1 });
+            json!({ "added_tokens": [special(2, &"<s>".repeat(longest / 3)), special(3, "<|im_end|>")],
+                "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+                "decoder": byte_level, "pre_tokenizer": byte_level })
+        };
+        for longest in [1023, 1024, 1025, 9000] {
+            let tokenizer = Tokenizer::from_tokenizer_json(json(longest).to_string().as_bytes()).unwrap();
+            let compiler = GrammarCompiler::new(&tokenizer).unwrap();
+            let mask = compiler.compile(&Arc::from("start: /[ab]*/")).unwrap().mask().unwrap();
+            assert!(mask.allows(0) && mask.allows(1) == (longest <= 1024), "{longest}");
         }
     }
 

@@ -22,6 +22,14 @@ pub enum StoreError {
         /// The folder.
         folder: String,
     },
+    /// A folder or file that is not the store's own. Nothing was changed.
+    #[error("kv store: {path}: {problem}")]
+    Foreign {
+        /// Which.
+        path: String,
+        /// Why it is not taken, and what to do.
+        problem: String,
+    },
     /// The operating system refused.
     #[error("kv store: cannot {action} {path}: {reason}")]
     Io {
@@ -77,7 +85,7 @@ impl StoreError {
     /// What to do about it.
     pub const fn kind(&self) -> ErrorKind {
         match self {
-            Self::Invalid { .. } => ErrorKind::Invalid,
+            Self::Invalid { .. } | Self::Foreign { .. } => ErrorKind::Invalid,
             Self::NoSpace { .. } | Self::NoSlot { .. } => ErrorKind::Overloaded,
             Self::Locked { .. } | Self::Io { .. } | Self::Degraded { .. } => ErrorKind::Unavailable,
             Self::Corrupt { .. } => ErrorKind::DataLoss,
@@ -87,6 +95,10 @@ impl StoreError {
 
     pub(crate) fn invalid(what: &'static str, problem: impl Into<String>) -> Self {
         Self::Invalid { what, problem: problem.into() }
+    }
+
+    pub(crate) fn foreign(path: &Path, problem: impl Into<String>) -> Self {
+        Self::Foreign { path: path.display().to_string(), problem: problem.into() }
     }
 
     /// The operating system's refusal to do `action` on `path`.

@@ -1,12 +1,13 @@
 //! The store's files, shared by all its handles.
 
-use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::StoreError;
-use crate::header::{Header, PREAMBLE_LEN, Sealer, preamble};
+use crate::folder::Folder;
+use crate::header::{Header, MAGIC, PREAMBLE_LEN, Sealer, preamble};
 use crate::layout::{Layout, PREAMBLE_BYTES};
 
 const LOCK: &str = "baton-kv.lock";
@@ -29,13 +30,12 @@ pub(crate) struct Files {
 impl Files {
     /// Creates the folder and what is missing in it, and locks it.
     pub(crate) fn open(folder: &Path, layout: Layout) -> Result<Self, StoreError> {
-        let created = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-        created.map_err(|error| StoreError::io("create folder", folder, &error))?;
-        let lock = lock(folder)?;
-        let headers = open(&folder.join(HEADERS))?;
-        let payloads = open(&folder.join(PAYLOADS))?;
+        let folder = Folder::open(folder)?;
+        let lock = lock(&folder)?;
+        let headers = folder.file(HEADERS)?;
+        let payloads = folder.file(PAYLOADS)?;
         let sealer = Sealer::new(&layout);
-        Ok(Self { folder: folder.to_path_buf(), headers, payloads, lock, layout, sealer })
+        Ok(Self { folder: folder.path, headers, payloads, lock, layout, sealer })
     }
 
     /// Discards the records unless the files are of this layout; `true` if there was anything else.
@@ -43,13 +43,13 @@ impl Files {
         let expected = preamble(&self.layout);
         let length = self.headers_len()?;
         let mut found = [0; PREAMBLE_LEN];
-        if length >= PREAMBLE_BYTES {
-            let read = self.headers.read_exact_at(&mut found, 0);
-            read.map_err(|error| StoreError::io("read", &self.headers_path(), &error))?;
-        }
-        if found == expected {
+        let there = length.min(PREAMBLE_LEN as u64) as usize;
+        let read = self.headers.read_exact_at(&mut found[..there], 0);
+        read.map_err(|error| StoreError::io("read", &self.headers_path(), &error))?;
+        if found == expected && length >= PREAMBLE_BYTES {
             return Ok(false);
         }
+        self.check_magic(&found)?;
         // The preamble last: a process that is killed before leaves files that are reset once more.
         self.set_lens(0, 0)?;
         let mut page = [0; PREAMBLE_BYTES as usize];
@@ -57,6 +57,16 @@ impl Files {
         let written = self.headers.write_all_at(&page, 0);
         written.map_err(|error| StoreError::io("write", &self.headers_path(), &error))?;
         Ok(length > 0)
+    }
+
+    /// Whether the files may be emptied: a store made them, of any version, or there is nothing.
+    fn check_magic(&self, found: &[u8; PREAMBLE_LEN]) -> Result<(), StoreError> {
+        let is_blank = *found == [0; PREAMBLE_LEN] && self.payloads_len()? == 0;
+        if is_blank || found.starts_with(&MAGIC) {
+            return Ok(());
+        }
+        let problem = "no kv store made it, or it is damaged: it is left as it is. Move both baton-kv files away";
+        Err(StoreError::foreign(&self.headers_path(), problem))
     }
 
     pub(crate) fn headers_len(&self) -> Result<u64, StoreError> {
@@ -76,13 +86,14 @@ impl Files {
         both.map_err(|error| StoreError::io("look at the files of", &self.folder, &error))
     }
 
-    /// Cuts the files to these lengths, bytes; a shorter one stays as it is.
+    /// Cuts the files to these lengths, bytes; a shorter one stays as it is. The headers last: they
+    /// say whose the payloads are.
     pub(crate) fn set_lens(&self, headers: u64, payloads: u64) -> Result<(), StoreError> {
         let cut = |file: &File, now: u64, to: u64| if now > to { file.set_len(to) } else { Ok(()) };
-        let done = cut(&self.headers, self.headers_len()?, headers);
-        done.map_err(|error| StoreError::io("cut", &self.headers_path(), &error))?;
         let done = cut(&self.payloads, self.payloads_len()?, payloads);
-        done.map_err(|error| StoreError::io("cut", &self.payloads_path(), &error))
+        done.map_err(|error| StoreError::io("cut", &self.payloads_path(), &error))?;
+        let done = cut(&self.headers, self.headers_len()?, headers);
+        done.map_err(|error| StoreError::io("cut", &self.headers_path(), &error))
     }
 
     /// Headers from that of slot `first` on.
@@ -136,18 +147,11 @@ impl Drop for Files {
 }
 
 /// The lock is the kernel's: it ends with the process, however that ends.
-fn lock(folder: &Path) -> Result<File, StoreError> {
-    let path = folder.join(LOCK);
-    let file = open(&path)?;
+fn lock(folder: &Folder) -> Result<File, StoreError> {
+    let file = folder.file(LOCK)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(StoreError::Locked { folder: folder.display().to_string() }),
-        Err(TryLockError::Error(error)) => Err(StoreError::io("lock", &path, &error)),
+        Err(TryLockError::WouldBlock) => Err(StoreError::Locked { folder: folder.path.display().to_string() }),
+        Err(TryLockError::Error(error)) => Err(StoreError::io("lock", &folder.path.join(LOCK), &error)),
     }
-}
-
-/// For its owner's eyes only: it holds conversations.
-fn open(path: &Path) -> Result<File, StoreError> {
-    let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
-    opened.map_err(|error| StoreError::io("open", path, &error))
 }

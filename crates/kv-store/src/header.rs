@@ -12,7 +12,8 @@ use baton_types::BlockHash;
 
 use crate::layout::{HEADER_FIXED_BYTES, Layout};
 
-const MAGIC: [u8; 8] = *b"batonkvs";
+/// The first bytes of every headers file, of all versions.
+pub(crate) const MAGIC: [u8; 8] = *b"batonkvs";
 const VERSION: u32 = 1;
 /// Domain of the seal's key: headers of another format never pass.
 const CONTEXT: &str = "baton kv-store record header v1";

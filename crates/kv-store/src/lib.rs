@@ -25,6 +25,11 @@
 //! segment would never be removed as a whole. Files grow with what is put, up to the capacity.
 //! Other files in the folder are left alone.
 //!
+//! The folder and the files must be this user's own, and no other's to write. Symbolic links, hard
+//! links, pipes and devices are refused, and so is a headers file without the magic: it is not
+//! emptied. Files are opened by the folder's descriptor, so a folder that takes its name's place
+//! changes nothing.
+//!
 //! # What survives
 //!
 //! A put erases the slot's header, writes the payload, then the header with the checksums. So a
@@ -73,6 +78,7 @@
 mod circuit_breaker;
 mod error;
 mod files;
+mod folder;
 mod header;
 mod index;
 mod layout;

@@ -16,8 +16,8 @@ pub struct Recovery {
     /// Slots with a header that was not whole, with a record of which there was a later one, or
     /// beyond the capacity.
     pub dropped: u32,
-    /// Whether there were files of another fingerprint, other sizes or another version, or no
-    /// store's at all, that were emptied.
+    /// Whether there were files of another fingerprint, other sizes or another version, that were
+    /// emptied.
     pub reset: bool,
 }
 

@@ -13,6 +13,7 @@ pub mod settings;
 pub mod telemetry;
 
 mod clock;
+mod log_filter;
 mod memory;
 mod shutdown;
 mod tasks;

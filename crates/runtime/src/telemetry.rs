@@ -7,8 +7,12 @@ use std::time::Duration;
 use metrics::Gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use serde::{Deserialize, Serialize};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, Registry, fmt, registry, reload};
 
+pub use crate::log_filter::LogFilter;
 use crate::settings::BadSetting;
 
 /// What a metric is.
@@ -79,35 +83,29 @@ pub enum LogFormat {
     Json,
 }
 
-/// Sends log lines to stderr. `filter` as in `RUST_LOG`: `info`, `baton_worker=debug,info`. A
-/// second call in one process does nothing.
+/// Sends log lines to stderr. A second call in one process does nothing.
+///
+/// # Errors
+/// `filter` is no [`LogFilter`].
 pub fn init_logs(format: LogFormat, filter: &str) -> Result<(), BadSetting> {
-    let builder = tracing_subscriber::fmt().with_env_filter(log_filter(filter)?).with_writer(std::io::stderr);
-    let first = filter.to_owned();
-    // An error means that a subscriber is installed already.
-    let _ = match format {
-        LogFormat::Text => {
-            let builder = builder.with_ansi(std::io::stderr().is_terminal()).with_filter_reloading();
-            let handle = builder.reload_handle();
-            builder
-                .try_init()
-                .map(|()| LOGS.set(Logs { first, set: Box::new(move |filter| drop(handle.reload(filter))) }))
-        }
-        LogFormat::Json => {
-            let builder = builder.json().with_filter_reloading();
-            let handle = builder.reload_handle();
-            builder
-                .try_init()
-                .map(|()| LOGS.set(Logs { first, set: Box::new(move |filter| drop(handle.reload(filter))) }))
-        }
+    let first: LogFilter = filter.parse()?;
+    let (layer, handle) = reload::Layer::new(first.targets());
+    let lines = fmt::layer().with_writer(std::io::stderr);
+    let lines = match format {
+        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).boxed(),
+        LogFormat::Json => lines.json().boxed(),
     };
+    // An error means that a subscriber is installed already.
+    if registry().with(layer).with(lines).try_init().is_ok() {
+        LOGS.get_or_init(|| Logs { first, handle });
+    }
     Ok(())
 }
 
 struct Logs {
     /// The filter that the process was started with.
-    first: String,
-    set: Box<dyn Fn(EnvFilter) + Send + Sync>,
+    first: LogFilter,
+    handle: reload::Handle<Targets, Registry>,
 }
 
 /// The filter of log lines is the process's, as the subscriber is.
@@ -115,39 +113,10 @@ static LOGS: OnceLock<Logs> = OnceLock::new();
 
 /// Has log lines filtered by this from now on, or as the process was started if there is none. Does
 /// nothing if [`init_logs`] was not called.
-///
-/// # Errors
-/// It is no filter.
-pub fn set_log_filter(filter: Option<&str>) -> Result<(), BadSetting> {
-    let Some(logs) = LOGS.get() else { return filter.map_or(Ok(()), |filter| log_filter(filter).map(drop)) };
-    (logs.set)(log_filter(filter.unwrap_or(&logs.first))?);
-    Ok(())
-}
-
-/// Whether it is a filter of log lines.
-///
-/// # Errors
-/// It is none.
-pub fn check_log_filter(filter: &str) -> Result<(), BadSetting> {
-    log_filter(filter).map(drop)
-}
-
-fn log_filter(filter: &str) -> Result<EnvFilter, BadSetting> {
-    check_filter(filter)?;
-    EnvFilter::try_new(filter).map_err(|error| BadSetting::invalid("log", format!("'{filter}': {error}")))
-}
-
-/// A word that is no level would be taken for a target, and nothing would be logged.
-fn check_filter(filter: &str) -> Result<(), BadSetting> {
-    let is_level = |word: &str| !word.is_empty() && word.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
-    let is_wrong = |entry: &&str| !entry.contains(['=', '[']) && !is_level(entry.trim());
-    match filter.split(',').find(is_wrong) {
-        Some(entry) => {
-            let form = "a level (off, error, warn, info, debug, trace), or target=level, with commas between";
-            Err(BadSetting::invalid("log", format!("'{entry}', but must be {form}")))
-        }
-        None => Ok(()),
-    }
+pub fn set_log_filter(filter: Option<&LogFilter>) {
+    let Some(logs) = LOGS.get() else { return };
+    // It fails if the subscriber is gone, which lives as long as the process.
+    let _ = logs.handle.reload(filter.unwrap_or(&logs.first).targets());
 }
 
 /// The metrics of this process.
@@ -259,17 +228,6 @@ pub fn metrics_page(crates: &[(&str, &[MetricDoc])]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn log_filter_that_logs_nothing_is_refused() {
-        for right in ["info", "baton_worker=debug,info", "WARN", "off", "baton[span]=trace", "a=info, warn"] {
-            assert!(check_filter(right).is_ok(), "{right}");
-        }
-        for wrong in ["inf", "verbose", "", "info,", "baton_worker"] {
-            let error = check_filter(wrong).unwrap_err();
-            assert!(error.to_string().starts_with("log: '") && error.to_string().contains("target=level"), "{error}");
-        }
-    }
 
     const DOCS: &[MetricDoc] = &[
         MetricDoc { name: "baton_test_events_total", kind: MetricKind::Counter, labels: &[], help: "Events." },

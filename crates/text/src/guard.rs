@@ -17,6 +17,9 @@ use crate::error::TextError;
 /// Marks are noncharacters of Unicode: they mean nothing in any text, and white space is not among
 /// them. One that no content has is taken.
 const MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
+/// Most bytes of what begins and what ends control tokens, each cut at every place. Those of
+/// models in use have about a million.
+const MAX_PART_BYTES: usize = 256 << 20;
 /// Roles that templates know, and join with text of their own to make a control token.
 const KNOWN_ROLES: [&str; 9] =
     ["system", "developer", "user", "assistant", "tool", "function", "ipython", "model", "documents"];
@@ -56,6 +59,10 @@ impl Guard {
         let tokens: Vec<_> = tokens.into_iter().filter(is_mark).collect();
         if tokens.is_empty() {
             return Ok(Self::default());
+        }
+        let part_bytes = tokens.iter().map(|token| token.text.len().saturating_pow(2)).fold(0, usize::saturating_add);
+        if part_bytes > MAX_PART_BYTES {
+            return Err(TextError::model("added tokens", "their texts are too long, or too many"));
         }
         let texts = tokens.iter().map(|token| &token.text);
         let automaton = AhoCorasick::builder().match_kind(MatchKind::Standard).build(texts);
@@ -205,6 +212,17 @@ mod tests {
             (role("user").as_str(), role("im_end").as_str(), role("critic").as_str()),
             ("user", "#im_end", "critic")
         );
+    }
+
+    /// Each place of a token is a beginning and an end: the square of its length.
+    #[test]
+    fn control_tokens_of_a_megabyte_are_refused() {
+        let guard = |text: String, count: usize| Guard::new(vec![ControlToken { text, is_special: true }; count]);
+        for (bytes, count) in [(1 << 20, 1), (4096, 100), (usize::from(u16::MAX), 1)] {
+            let error = guard("x".repeat(bytes), count).unwrap_err().to_string();
+            assert!(error.ends_with("added tokens: their texts are too long, or too many"), "{error}");
+        }
+        guard("x".repeat(1024), 8).unwrap();
     }
 
     #[test]

@@ -29,6 +29,7 @@ mod hugging_face;
 mod jinja_functions;
 mod model_folder;
 mod output;
+mod pipeline_bounds;
 mod pre_tokenizer;
 mod python_methods;
 mod python_repr;

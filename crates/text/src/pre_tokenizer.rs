@@ -24,6 +24,9 @@ const TEKKEN: &str = concat!(
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 );
 
+/// Those above.
+pub(crate) const PATTERNS: [&str; 3] = [LLAMA3, QWEN2, TEKKEN];
+
 /// What the name of a pre-tokenizer implies.
 pub(crate) struct Dialect {
     pub(crate) normalizer: Option<NormalizerWrapper>,
@@ -61,7 +64,7 @@ pub(crate) fn dialect(name: Option<&str>) -> Result<Dialect, TextError> {
 
 /// Whether a regular expression is that of one of the dialects.
 pub(crate) fn is_known_pattern(regex: &str) -> bool {
-    [LLAMA3, QWEN2, TEKKEN].contains(&regex)
+    PATTERNS.contains(&regex)
 }
 
 fn gpt2() -> PreTokenizerWrapper {

@@ -8,6 +8,7 @@ use crate::byte_level;
 use crate::end_tokens::end_tokens;
 use crate::error::TextError;
 use crate::hugging_face::{HuggingFaceEncoder, without_panic};
+use crate::pipeline_bounds;
 use crate::pre_tokenizer::is_known_pattern;
 use crate::sentencepiece::{SPACE, byte_piece};
 use crate::tokenizer::{Encoder, Parts};
@@ -29,6 +30,7 @@ pub(crate) fn parts(bytes: &[u8]) -> Result<Parts, TextError> {
     let invalid = |problem: String| TextError::model("tokenizer.json", problem);
     let json: Value = serde_json::from_slice(bytes).map_err(|error| invalid(error.to_string()))?;
     check_model(&json["model"])?;
+    pipeline_bounds::check(&json)?;
     let decoders = decoders(&json["decoder"]);
     let alphabet = alphabet(&decoders)?;
     let mut tokenizer =

@@ -1,13 +1,16 @@
 //! A node's HTTP port: health and metrics.
 
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use baton_runtime::serve::{ConnectionLimits, Connections, Port, Protocol, connections_within_descriptors};
+use baton_runtime::serve::{Callers, ConnectionLimits, Connections, Port, Protocol, connections_within_descriptors};
 use baton_runtime::{TaskSet, Telemetry};
 use tokio::net::TcpListener;
 
@@ -26,15 +29,25 @@ struct Shared {
     readiness: Readiness,
 }
 
-/// Serves until the tasks end.
-pub fn start(listener: TcpListener, telemetry: Telemetry, readiness: Readiness, tasks: &TaskSet) {
+/// Serves until the tasks end. No web page may call.
+pub fn start(listener: TcpListener, telemetry: Telemetry, readiness: Readiness, tasks: &TaskSet) -> io::Result<()> {
+    let callers = Callers::without_pages(listener.local_addr()?);
     let shared = Shared { telemetry, readiness };
     let router = Router::new()
         .route("/health", get(health))
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
-        .with_state(shared);
+        .with_state(shared)
+        .layer(middleware::from_fn_with_state(Arc::new(callers), check_caller));
     port("http", listener, Protocol::Http1).serve(router, tasks);
+    Ok(())
+}
+
+async fn check_caller(State(callers): State<Arc<Callers>>, request: Request, next: Next) -> Response {
+    match callers.check(&request) {
+        Ok(()) => next.run(request).await,
+        Err(problem) => (StatusCode::FORBIDDEN, format!("{problem}\n")).into_response(),
+    }
 }
 
 /// A port of this node. Conductors and other nodes send large messages there.

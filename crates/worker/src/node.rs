@@ -278,7 +278,7 @@ async fn serve_role<R: Role>(
         metrics,
     };
     start_grpc(service, ports.grpc, &tasks, readiness.clone()).await?;
-    crate::http::start(ports.http, telemetry, readiness, &tasks);
+    crate::http::start(ports.http, telemetry, readiness, &tasks)?;
     start_loop(node_loop, &tasks);
     for conductor in checked.conductors {
         start_registration(conductor, Arc::clone(&info), &tasks, shutdown.clone(), Arc::clone(&clock));

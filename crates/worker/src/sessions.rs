@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use baton_proto::v1;
-use baton_runtime::telemetry::set_log_filter;
+use baton_runtime::telemetry::{LogFilter, set_log_filter};
 use baton_scheduler::{StaleTerm, TermFence};
 use baton_types::ConductorId;
 use prost::Message;
@@ -124,6 +124,8 @@ impl Sessions {
 
     /// A conductor says what is set at run time. Another one may know of a later change.
     pub fn on_settings(&self, told: &v1::NodeSettings) {
+        // Before the lock, which every token's way takes.
+        let filter = Some(&*told.log).filter(|log| !log.is_empty()).map(str::parse::<LogFilter>).transpose();
         let mut inner = self.lock();
         if inner.settings.is_some_and(|known| told.version <= known) {
             return;
@@ -132,11 +134,11 @@ impl Sessions {
         if inner.log == told.log {
             return;
         }
-        // In order: two changes may come from two conductors.
-        let filter = Some(&*told.log).filter(|filter| !filter.is_empty());
-        match set_log_filter(filter) {
-            Ok(()) => {
-                tracing::info!(version = told.version, log = filter, "settings changed");
+        match filter {
+            Ok(filter) => {
+                // In order: two changes may come from two conductors.
+                set_log_filter(filter.as_ref());
+                tracing::info!(version = told.version, log = told.log, "settings changed");
                 inner.log.clone_from(&told.log);
             }
             Err(error) => tracing::error!(version = told.version, %error, "what is set is not taken"),
@@ -268,6 +270,9 @@ mod tests {
         let _restarted = sessions.open(ConductorId(3), event()).unwrap();
         assert_eq!(hears(0, ""), "", "one that was restarted counts anew, and has forgotten what was set");
         assert_eq!(hears(1, "warn"), "warn");
+        assert_eq!(hears(2, "[{x=\"(a|b)*a.{60}\"}]=trace"), "warn", "a pattern is no filter");
+        assert_eq!(hears(3, &"a".repeat(1 << 24)), "warn");
+        assert_eq!(hears(4, "info"), "info");
     }
 
     #[test]

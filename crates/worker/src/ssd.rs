@@ -98,6 +98,7 @@ fn free_bytes(folder: &Path) -> Option<u64> {
 fn not_opened(folder: &Path, error: &StoreError) -> BadSetting {
     match error {
         StoreError::Invalid { what: "capacity_bytes", problem } => BadSetting::invalid("ssd_bytes", problem),
+        StoreError::Foreign { .. } => BadSetting::invalid("ssd_folder", error.to_string()),
         StoreError::Io { .. } | StoreError::Locked { .. } => BadSetting::unavailable("ssd_folder", error.to_string()),
         error => BadSetting::unavailable("ssd_folder", format!("{}: {error}", folder.display())),
     }

@@ -1,6 +1,9 @@
 //! The processes of a cluster together: who starts when, when all are ready, and the order in which
 //! they end.
 
+use std::fs::Permissions;
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -338,12 +341,19 @@ impl Cluster {
     fn write_ready_file(&self) -> Result<(), CliError> {
         let Some(path) = &self.plan.ready_file else { return Ok(()) };
         let cannot = |error| CliError::invalid("--ready-file", format!("cannot write {}: {error}", path.display()));
-        // Beside it, then renamed: a reader never sees half of it.
-        let mut beside = path.clone().into_os_string();
-        beside.push(".new");
-        std::fs::write(&beside, format!("{}\n", self.summary())).map_err(cannot)?;
-        std::fs::rename(&beside, path).map_err(cannot)
+        replace_file(path, &format!("{}\n", self.summary())).map_err(cannot)
     }
+}
+
+/// Writes beside it, then renames: a reader never sees half of it. The name beside it is new:
+/// others may have put links to other files under known ones.
+fn replace_file(path: &Path, text: &str) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let readable = Permissions::from_mode(0o666);
+    let mut beside = tempfile::Builder::new().permissions(readable).tempfile_in(folder)?;
+    beside.write_all(text.as_bytes())?;
+    beside.persist(path)?;
+    Ok(())
 }
 
 /// How long members may take from now on, and what went wrong.
@@ -391,9 +401,36 @@ async fn ready_once_it_answers(
 
 fn remove_if_there(path: &Path) -> Result<(), CliError> {
     match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(CliError::invalid("--ready-file", format!("cannot remove {}: {error}", path.display())))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn ready_file_replaces_links_and_writes_through_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let victim = folder.path().join("victim");
+        fs::write(&victim, "dear to its owner").unwrap();
+        let ready = folder.path().join("ready.json");
+        for link in ["ready.json", "ready.json.new"] {
+            symlink(&victim, folder.path().join(link)).unwrap();
+        }
+        for text in ["first", "second"] {
+            replace_file(&ready, text).unwrap();
+            assert_eq!(fs::read_to_string(&ready).unwrap(), text);
+        }
+        assert!(!ready.is_symlink());
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "dear to its owner");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3, "nothing is left beside it");
+        assert!(replace_file(&folder.path().join("none/ready.json"), "x").is_err());
     }
 }

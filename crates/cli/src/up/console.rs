@@ -3,11 +3,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use rustix::process::geteuid;
 
 use crate::error::CliError;
 use crate::screen::Paint;
@@ -123,9 +125,17 @@ impl LogFile {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;
         }
-        let file = OpenOptions::new().create(true).append(true).open(&path)?;
-        let bytes = file.metadata()?.len();
-        Ok(Self { path, file, bytes })
+        // A folder that others may write to: the name may be a link to another file, or a pipe.
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        if path.is_symlink() {
+            return Err(io::Error::other("it is a symbolic link: remove it"));
+        }
+        let file = OpenOptions::new().create(true).append(true).custom_flags(flags).open(&path)?;
+        let found = file.metadata()?;
+        if !found.is_file() || found.nlink() != 1 || found.uid() != geteuid().as_raw() {
+            return Err(io::Error::other("it is not a regular file of this user's, with one name: remove it"));
+        }
+        Ok(Self { path, file, bytes: found.len() })
     }
 
     fn write(&mut self, text: &str) -> io::Result<()> {
@@ -140,6 +150,8 @@ impl LogFile {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]
@@ -159,6 +171,28 @@ mod tests {
         log.line("after".into());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "after\n");
         assert!(path.with_extension("log.1").exists());
+    }
+
+    #[test]
+    fn log_file_that_is_a_link_or_a_pipe_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let victim = folder.path().join("victim");
+        std::fs::write(&victim, "dear to its owner").unwrap();
+        let path = folder.path().join("a.log");
+        let made_as: [&dyn Fn() -> bool; 4] = [
+            &|| symlink(&victim, &path).is_ok(),
+            &|| symlink(folder.path().join("new"), &path).is_ok(),
+            &|| std::fs::hard_link(&victim, &path).is_ok(),
+            &|| std::process::Command::new("mkfifo").arg(&path).status().is_ok_and(|made| made.success()),
+        ];
+        for make in made_as {
+            assert!(make());
+            let error = RoleLog::new("a", Some(folder.path()), Console::new()).unwrap_err();
+            assert!(error.to_string().starts_with("--log-dir: cannot write"), "{error}");
+            std::fs::remove_file(&path).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "dear to its owner");
+        assert!(!folder.path().join("new").exists());
     }
 
     #[test]

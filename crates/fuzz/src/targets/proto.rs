@@ -73,7 +73,7 @@ fn command(bytes: &[u8]) -> Option<()> {
         }
         Command::Abort(key) => d::RequestKey::try_from(key).map(drop).ok(),
         Command::KvSnapshot(_) | Command::ClearCache(_) | Command::Drain(_) => Some(()),
-        Command::Settings(settings) => baton_runtime::telemetry::check_log_filter(&settings.log).ok(),
+        Command::Settings(settings) => settings.log.parse::<baton_runtime::telemetry::LogFilter>().map(drop).ok(),
         Command::NodeLost(lost) => lost.into_domain().map(drop).ok(),
         Command::Reselect(reselect) => d::Reselect::try_from(reselect).map(drop).ok(),
     }

@@ -12,13 +12,15 @@ use crate::records::{SMALL, numbers, open, put_all, put_ok, read, with_slots};
 const SLOTS: u64 = 6;
 const HEADERS: &str = "baton-kv.headers";
 const PAYLOADS: &str = "baton-kv.payloads";
+/// Bytes of the magic that a store's headers begin with.
+const MAGIC: u64 = 8;
 
 #[derive(Debug, Clone)]
 enum Damage {
     /// File, from where its bytes count, a position that is taken modulo the rest, bits to flip.
     Flip(&'static str, u64, u64, u8),
-    /// File, and the length, modulo that which it has.
-    Cut(&'static str, u64),
+    /// File, what stays of it, and the length of the rest, modulo that which it has.
+    Cut(&'static str, u64, u64),
 }
 
 fn damages() -> impl Strategy<Value = Vec<Damage>> {
@@ -26,14 +28,16 @@ fn damages() -> impl Strategy<Value = Vec<Damage>> {
     let damage = prop_oneof![
         4 => at().prop_map(|(at, bits)| Damage::Flip(HEADERS, 4096, at, bits)),
         8 => at().prop_map(|(at, bits)| Damage::Flip(PAYLOADS, 0, at, bits)),
-        1 => at().prop_map(|(at, bits)| Damage::Flip(HEADERS, 0, at % 40, bits)),
-        1 => prop_oneof![Just(HEADERS), Just(PAYLOADS)].prop_flat_map(|file| (0..1u64 << 40).prop_map(move |to| Damage::Cut(file, to))),
+        // Of the preamble; files without the magic are refused.
+        1 => at().prop_map(|(at, bits)| Damage::Flip(HEADERS, MAGIC, at % 32, bits)),
+        1 => (0..1u64 << 40).prop_map(|to| Damage::Cut(PAYLOADS, 0, to)),
+        1 => (0..1u64 << 40).prop_map(|to| Damage::Cut(HEADERS, MAGIC, to)),
     ];
     prop::collection::vec(damage, 1..6)
 }
 
 fn damage(folder: &Path, damage: &Damage) {
-    let (Damage::Flip(file, ..) | Damage::Cut(file, _)) = damage;
+    let (Damage::Flip(file, ..) | Damage::Cut(file, ..)) = damage;
     let file = OpenOptions::new().read(true).write(true).open(folder.join(file)).unwrap();
     let length = file.metadata().unwrap().len();
     match *damage {
@@ -43,7 +47,7 @@ fn damage(folder: &Path, damage: &Damage) {
             file.read_exact_at(&mut byte, at).unwrap();
             file.write_all_at(&[byte[0] ^ bits], at).unwrap();
         }
-        Damage::Cut(_, to) if length > 0 => file.set_len(to % length).unwrap(),
+        Damage::Cut(_, from, to) if length > from => file.set_len(from + to % (length - from)).unwrap(),
         _ => {}
     }
 }

@@ -1,7 +1,8 @@
 //! What a store finds in its folder when it is opened, and what it says if it cannot be.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
 
 use baton_kv_store::{KvStore, ReadOutcome, Recovery, StoreError, StoreOptions};
 use baton_types::ErrorKind;
@@ -179,4 +180,140 @@ fn store_files_are_readable_by_owner_only() {
     let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(path.clone()) & 0o077, 0);
     assert_eq!(mode(path.join("baton-kv.payloads")) & 0o077, 0);
+}
+
+/// Opens a store where it must be refused; gives the error, whose path is checked.
+fn refused(folder: &Path, path: &Path) -> String {
+    let error = KvStore::open(folder, &with_slots(&SMALL, SLOTS)).unwrap_err();
+    assert!(matches!(error, StoreError::Foreign { .. }) && error.kind() == ErrorKind::Invalid, "{error}");
+    let told = error.to_string();
+    assert!(told.starts_with(&format!("kv store: {}: ", path.display())), "{told}");
+    told
+}
+
+#[test]
+fn store_folder_that_is_a_link_is_refused_and_what_it_leads_to_is_left() {
+    let root = tempfile::tempdir().unwrap();
+    let victim = root.path().join("victim");
+    fs::create_dir(&victim).unwrap();
+    let link = root.path().join("link");
+    symlink(&victim, &link).unwrap();
+    for spelled in ["link", "link/", "link/.", "link//"] {
+        let told = refused(&root.path().join(spelled), &link);
+        assert!(told.ends_with("it is a symbolic link: name the folder that it leads to"), "{told}");
+    }
+    assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
+}
+
+#[test]
+fn store_file_that_is_a_link_a_pipe_or_a_second_name_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let victim = root.path().join("victim");
+    fs::write(&victim, "dear to its owner").unwrap();
+    for name in ["baton-kv.lock", "baton-kv.headers", "baton-kv.payloads"] {
+        let folder = root.path().join(format!("of {name}"));
+        fs::create_dir(&folder).unwrap();
+        let path = folder.join(name);
+        symlink(&victim, &path).unwrap();
+        assert!(refused(&folder, &path).ends_with("it is a symbolic link: remove it"));
+        fs::remove_file(&path).unwrap();
+        symlink(root.path().join("new"), &path).unwrap();
+        assert!(refused(&folder, &path).ends_with("it is a symbolic link: remove it"), "to nothing");
+        fs::remove_file(&path).unwrap();
+        fs::hard_link(&victim, &path).unwrap();
+        assert!(refused(&folder, &path).ends_with("it has 2 names (hard links): remove this one"));
+        fs::remove_file(&path).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(made.success() && refused(&folder, &path).ends_with("it is no regular file: remove it"));
+        fs::remove_file(&path).unwrap();
+        open(&folder, &with_slots(&SMALL, SLOTS));
+    }
+    assert_eq!(fs::read(&victim).unwrap(), b"dear to its owner");
+    assert!(!root.path().join("new").exists());
+}
+
+#[test]
+fn store_folder_or_file_that_others_may_write_to_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("kv");
+    let options = with_slots(&SMALL, SLOTS);
+    drop(open(&folder, &options));
+    let payloads = folder.join("baton-kv.payloads");
+    for path in [&folder, &payloads] {
+        let before = fs::metadata(path).unwrap().permissions();
+        for mode in [0o777, 0o1777, 0o770] {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+            let told = refused(&folder, path);
+            assert!(told.ends_with(&format!("others may write to it (mode {mode:04o}): chmod go-w")), "{told}");
+        }
+        fs::set_permissions(path, before).unwrap();
+    }
+    open(&folder, &options);
+}
+
+/// A folder of another user: root makes one, and others have root's.
+fn foreign_folder(root: &Path) -> PathBuf {
+    let folder = root.join("theirs");
+    fs::create_dir(&folder).unwrap();
+    match chown(&folder, Some(12_345), None) {
+        Ok(()) => folder,
+        Err(_) => PathBuf::from("/usr"),
+    }
+}
+
+#[test]
+fn store_folder_of_another_user_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = foreign_folder(root.path());
+    let told = refused(&folder, &folder);
+    assert!(told.contains("it belongs to user ") && told.ends_with(": name a folder of its own"), "{told}");
+    assert!(!folder.join("baton-kv.lock").exists());
+}
+
+#[test]
+#[ignore = "needs root, to give a file to another user"]
+fn store_file_of_another_user_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("baton-kv.headers");
+    fs::write(&path, "").unwrap();
+    chown(&path, Some(12_345), None).unwrap();
+    assert!(refused(folder.path(), &path).contains("it belongs to user 12345"));
+}
+
+#[test]
+fn files_that_no_store_made_are_not_emptied() {
+    let folder = tempfile::tempdir().unwrap();
+    let headers = folder.path().join("baton-kv.headers");
+    let payloads = folder.path().join("baton-kv.payloads");
+    let long = "a".repeat(5000);
+    for (name, text) in [(&headers, "notes"), (&headers, &*long), (&headers, "batonkv"), (&payloads, "notes")] {
+        fs::write(name, text).unwrap();
+        let told = refused(folder.path(), &headers);
+        assert!(told.contains("no kv store made it, or it is damaged: it is left as it is"), "{told}");
+        assert_eq!(fs::read_to_string(name).unwrap(), text);
+        fs::remove_file(name).unwrap();
+    }
+    drop(open(folder.path(), &with_slots(&SMALL, SLOTS)));
+    let mut damaged = fs::read(&headers).unwrap();
+    damaged[3] ^= 1;
+    fs::write(&headers, &damaged).unwrap();
+    refused(folder.path(), &headers);
+    assert_eq!(fs::read(&headers).unwrap(), damaged);
+}
+
+#[test]
+fn folder_that_takes_the_place_of_an_open_store_is_not_written_to() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("kv");
+    let options = with_slots(&SMALL, SLOTS);
+    let mut store = open(&folder, &options);
+    fs::rename(&folder, root.path().join("moved")).unwrap();
+    symlink(root.path(), &folder).unwrap();
+    put_ok(&mut store, 1, &options);
+    store.clear().unwrap();
+    put_ok(&mut store, 2, &options);
+    assert_eq!(read(&mut store, 2, &options), ReadOutcome::Found);
+    let mut names: Vec<_> = fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["kv", "moved"]);
 }

@@ -90,7 +90,7 @@ fn go_on_by_replacing(store: &mut KvStore, options: &StoreOptions, first: u64, p
 /// The other process in a folder that is a file system of 6 MiB, gone with the process.
 fn on_a_small_disk(role: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let mount = r#"mount -t tmpfs -o size=6m none "$BATON_KV_STORE_TEST_FOLDER" && exec "$@""#;
+    let mount = r#"mount -t tmpfs -o size=6m,mode=700 none "$BATON_KV_STORE_TEST_FOLDER" && exec "$@""#;
     let other = OtherProcess::start_under(&["unshare", "-rm", "sh", "-c", mount, "sh"], role, folder.path());
     assert!(other.ended().success());
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "it was on the small disk");

@@ -5,6 +5,7 @@
 //! waited longest first. So clients that only connect keep no other client out. Only if every
 //! connection has a request is a new one closed at once: its client learns of it without waiting.
 
+mod callers;
 mod connections;
 mod read_rate;
 mod socket;
@@ -26,6 +27,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tower_service::Service;
 
+pub use callers::{Callers, Origins};
 pub use connections::{Connections, connections_within_descriptors};
 pub use socket::Socket;
 
