@@ -204,7 +204,7 @@ async fn etcd_key_that_is_no_conductors_ends_with_its_value() -> anyhow::Result<
         b"\xff\xfe\x00",
         b"[]",
         br#"{"conductor": 5, "address": "10.0.0.9:1"}"#,
-        br#"{"conductor": "nobody", "address": "10.0.0.9:1"}"#,
+        br#"{"conductor": "none", "address": "10.0.0.9:1"}"#,
         br#"{"conductor": "ffffffffffffffff", "address": ""}"#,
         long.as_bytes(),
         br#"{"conductor": "ffffffffffffffff", "address": "no address at all"}"#,

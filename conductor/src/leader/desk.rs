@@ -305,8 +305,8 @@ impl Frontend {
         self.at_desk(|desk, now, cluster| desk.core.on_other_leads(now, term, cluster));
     }
 
-    /// The conductor that leads is reached. Gives what it is to be told, from the beginning, and what
-    /// names the stream.
+    /// The conductor that leads is reached. Gives what it is to be told, from the beginning, and
+    /// what names the stream.
     pub fn follow(&self) -> (mpsc::Receiver<v1::FollowerMessage>, LinkId) {
         self.at_desk(|desk, now, cluster| {
             // All of these, and then what may be behind.

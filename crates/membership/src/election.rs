@@ -26,7 +26,8 @@ const RETRY_MAX: Duration = Duration::from_millis(500);
 const JITTER: Duration = Duration::from_millis(50);
 /// Most reasons for which etcd is unreachable that are said.
 const MAX_SAID: usize = 8;
-/// How soon etcd is asked again about what nodes tell of: a node may tell of another term each time.
+/// How soon etcd is asked again about what nodes tell of: a node may tell of another term each
+/// time.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// Longest address of a leader, bytes: a name of DNS, and a port.
 const MAX_ADDRESS_BYTES: usize = 272;
@@ -43,7 +44,7 @@ struct Leader {
 pub struct NamedLeader {
     /// Its term.
     pub term: u64,
-    /// How often something was heard, by the count that the election was given, when etcd was asked.
+    /// How often something was heard when etcd was asked.
     pub heard: u64,
 }
 
@@ -321,7 +322,7 @@ impl Election {
 async fn is_heard(heard: &mut watch::Receiver<u64>, ask_again: Instant, clock: &dyn Clock) {
     clock.sleep_until(ask_again).await;
     if heard.changed().await.is_err() {
-        // Whoever hears is gone, and the conductor with it.
+        // The one that hears is gone, and the conductor with it.
         std::future::pending().await
     }
 }

@@ -73,7 +73,7 @@ struct Stored {
 
 impl Stored {
     /// Whether it is from before what is known: etcd has lost data. A version alone does not say
-    /// so. It may be any number that somebody has written.
+    /// so. It may be any number that was written there.
     fn is_older(&self, known: &SharedSettings, revision: i64) -> bool {
         self.mod_revision < revision && self.settings.version < known.version
     }

@@ -9,8 +9,8 @@ const OWN_BITS: u32 = 24;
 /// What is left for the revision.
 const MAX_REVISION: u64 = u64::MAX >> OWN_BITS;
 
-/// The term of the leader that made its key at a revision of etcd. Whoever reads the key knows the
-/// term. No message of another process has a part in it.
+/// The term of the leader that made its key at a revision of etcd. A conductor that reads the key
+/// knows the term. No message of another process has a part in it.
 ///
 /// Revisions alone do not do. If etcd loses its data they begin again, and an isolated leader may
 /// still place at the same one. So a term has the lower bits of its leader's id, which is drawn at

@@ -5,11 +5,11 @@
 //! seconds, and then all is well for some: three times.
 //!
 //! **Checked**: no two conductors decide in one term. No node carries out an order of an earlier
-//! term than one before, while etcd names the leader of that one, and so does a conductor that has a
-//! session with the node. Each question is answered once, or its attempt ends before. When all is
+//! term than one before, while etcd names the leader of that one, and so does a conductor that has
+//! a session with the node. Each question is answered once, or its attempt ends before. When all is
 //! well, one leads, all others follow it, and its ledger is the sum of what frontends have: also
-//! while liars have sessions with nodes, and name other terms. At the end every request is over, and
-//! nothing is charged.
+//! while liars have sessions with nodes, and name other terms. At the end every request is over,
+//! and nothing is charged.
 
 mod election;
 mod etcd;
