@@ -101,6 +101,7 @@ impl SessionEvents for Frontend {
         );
         self.unjoined.on_joined(info);
         self.tell_settings(&info.node);
+        self.tell_leader(&info.node);
         self.cluster().on_node_joined(self.clock.now(), info.clone());
     }
 
@@ -126,7 +127,7 @@ impl SessionEvents for Frontend {
             }
             Event::Kv(events) => self.on_kv(info, events),
             Event::LeaderTerm(term) => {
-                self.on_later_term(term);
+                self.on_leader_term(&info.node, term);
                 Ok(())
             }
             Event::MigrationRequest(offer) => baton_proto::key(offer.key).map(|key| {
@@ -177,6 +178,8 @@ impl SessionEvents for Frontend {
             self.metrics.on_node_lost(info.role);
         }
         self.transfers.forget(&info.node, info.generation);
+        // What it told of the leader ends with its session.
+        self.on_leader_term(&info.node, 0);
         self.nodes.send_all(&Command::NodeLost(v1::NodeLostCommand::new(&info.node, info.generation)));
         // After the cluster knows: what is placed from now on is placed without it.
         self.tell_away(info, away);

@@ -1,12 +1,12 @@
 //! Sessions with the nodes: dial, greet, take in what they report.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use baton_proto::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION, check_protocol_version, v1};
 use baton_runtime::{Clock, error_chain, within};
-use baton_types::{ConductorId, ErrorKind, Generation, NodeId, NodeInfo, Refused};
+use baton_types::{ConductorId, ErrorKind, Generation, NodeId, NodeInfo, NodeStart, Refused};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -38,8 +38,9 @@ struct Session {
 #[derive(Default)]
 struct Inner {
     sessions: HashMap<NodeId, Session>,
-    /// Starts that registered and have not been greeted.
-    dialled: HashMap<NodeId, Generation>,
+    /// Starts that registered and have not been greeted. A start that only says that it is a later
+    /// one keeps no other from being dialled.
+    dialled: HashSet<NodeStart>,
 }
 
 /// The sessions of this conductor. Cheap to clone.
@@ -56,10 +57,7 @@ pub struct Dial {
 impl Drop for Dial {
     /// It was greeted, or will not be.
     fn drop(&mut self) {
-        let mut inner = self.sessions.lock();
-        if inner.dialled.get(&self.info.node) == Some(&self.info.generation) {
-            inner.dialled.remove(&self.info.node);
-        }
+        self.sessions.lock().dialled.remove(&self.info.start());
     }
 }
 
@@ -116,14 +114,14 @@ impl NodeSessions {
                 return Ok(None);
             }
         }
-        if inner.dialled.get(&info.node).is_some_and(|dialled| *dialled >= info.generation) {
+        if inner.dialled.contains(&info.start()) {
             return Ok(None);
         }
         if inner.dialled.len() >= MAX_DIALS {
             let message = format!("{MAX_DIALS} nodes are being dialled, as many as may: ask again");
             return Err(Refused { kind: ErrorKind::Overloaded, message });
         }
-        inner.dialled.insert(info.node.clone(), info.generation);
+        inner.dialled.insert(info.start());
         Ok(Some(Dial { info, sessions: self.clone() }))
     }
 
@@ -367,6 +365,29 @@ pub(crate) mod tests {
         assert_eq!(sessions.register(info("p0", 1)).err().unwrap().kind, ErrorKind::Invalid);
         sessions.remove(&later.info.node, Generation(1));
         assert!(sessions.send(&later.info.node, command()), "the end of the earlier one is none of its business");
+    }
+
+    #[test]
+    fn claim_of_a_later_start_keeps_no_other_from_being_dialled() {
+        let sessions = NodeSessions::default();
+        for generation in [u64::MAX, u64::MAX - 1] {
+            // No node answers there.
+            let _false_start = sessions.register(info("p0", generation)).unwrap().unwrap();
+            let true_start = sessions.register(info("p0", 1)).unwrap().expect("it is dialled, too");
+            let (commands, _queued) = mpsc::channel(4);
+            assert!(sessions.open(&true_start.info, commands).is_some());
+            drop(true_start);
+            assert!(sessions.register(info("p0", 1)).unwrap().is_none(), "it has a session");
+            sessions.remove(&NodeId::new("p0").unwrap(), Generation(1));
+        }
+        // One that had its place was greeted, and is gone.
+        let false_start = sessions.register(info("p0", u64::MAX)).unwrap().unwrap();
+        let (commands, _queued) = mpsc::channel(4);
+        sessions.open(&false_start.info, commands).unwrap();
+        drop(false_start);
+        assert!(sessions.register(info("p0", 1)).is_err());
+        sessions.remove(&NodeId::new("p0").unwrap(), Generation(u64::MAX));
+        assert!(sessions.register(info("p0", 1)).unwrap().is_some());
     }
 
     #[test]

@@ -161,7 +161,9 @@ impl RunTimeSettings {
                 values.insert(key.clone(), value.clone())
             };
         }
-        let next = SharedSettings { version: before.version + 1, values, by: by.to_owned(), set_at_ms };
+        // It counts changes, and says nothing of which is the later one: versions may begin again.
+        let version = before.version.checked_add(1).unwrap_or(1);
+        let next = SharedSettings { version, values, by: by.to_owned(), set_at_ms };
         self.with(&next)?;
         Ok(next)
     }
@@ -215,7 +217,9 @@ impl Frontend {
             error => unavailable(format!("settings: {error}")),
         })?;
         let mut in_force = settings.in_force();
-        let is_there = in_force.wait_for(|in_force| in_force.shared.version >= changed.version);
+        let known = settings.store.known();
+        // Or another change has come since.
+        let is_there = in_force.wait_for(|in_force| in_force.shared == changed || in_force.shared == *known.borrow());
         match within(&*self.clock, IN_FORCE, is_there).await {
             Some(Ok(in_force)) => Ok(in_force.clone()),
             _ => Err(unavailable(format!("settings: version {} is set and not in force here", changed.version))),
@@ -316,6 +320,14 @@ mod tests {
         let (loaded, rules) = settings().with(&second).unwrap();
         assert_eq!(rules.limits.default_slo.ttft, Some(Ttft(Duration::from_millis(500))));
         assert_eq!(loaded.origins.told("placement"), "set at run time");
+    }
+
+    #[test]
+    fn settings_version_after_the_largest_one_is_the_first() {
+        for (version, expected) in [(0, 1), (u64::MAX - 1, u64::MAX), (u64::MAX, 1)] {
+            let before = SharedSettings { version, ..SharedSettings::default() };
+            assert_eq!(next(&before, "ttft_slo_ms", "500").unwrap().version, expected);
+        }
     }
 
     #[test]

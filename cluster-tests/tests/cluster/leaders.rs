@@ -1,6 +1,6 @@
 //! Several conductors with one etcd: one places for all, and any of them may go.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use baton_cluster_tests::{Ask, Cluster, Etcd, Process, signal};
-use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
+use baton_proto::{PROTOCOL_VERSION, v1};
+use baton_types::ConductorId;
 use futures::future::join_all;
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
@@ -100,31 +101,38 @@ async fn asked<T>(
     Ok((all, done))
 }
 
-/// The terms that log lines with these words name.
-fn terms(log: &Path, words: &str) -> anyhow::Result<Vec<u64>> {
+/// The terms that log lines with these words name, by conductor: in a conductor's own log by none.
+fn terms(log: &Path, words: &str) -> anyhow::Result<BTreeMap<String, Vec<u64>>> {
     let text = std::fs::read_to_string(log)?;
-    let named = text.lines().filter(|line| line.contains(words)).filter_map(|line| {
-        let (_, rest) = line.split_once(" term=")?;
-        rest.split_whitespace().next()?.parse().ok()
-    });
-    Ok(named.collect())
+    let mut named: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for line in text.lines().filter(|line| line.contains(words)) {
+        let value = |key| line.split_once(key)?.1.split_whitespace().next();
+        if let Some(term) = value(" term=").and_then(|term| term.parse().ok()) {
+            named.entry(value(" conductor=").unwrap_or_default().to_owned()).or_default().push(term);
+        }
+    }
+    Ok(named)
 }
 
-/// Two conductors never lead in one term, and no node goes back to an earlier one: their logs say
-/// so.
+/// Two conductors never lead in one term, and none names an earlier leader to a node than it has:
+/// their logs say so.
 pub fn check_terms(conductors: &[PathBuf], nodes: &[PathBuf]) -> anyhow::Result<()> {
     let mut led = BTreeSet::new();
     for log in conductors {
-        for term in terms(log, "this conductor leads")? {
+        for term in terms(log, "this conductor leads")?.into_values().flatten() {
             assert!(led.insert(term), "two conductors lead in term {term}");
         }
     }
     for log in nodes {
-        let heard = terms(log, "a newer leader was elected")?;
-        assert!(heard.is_sorted() && heard.iter().all(|term| led.contains(term)), "{}: {heard:?}", log.display());
-        assert!(heard.len() > 1, "{} has heard of more than one leader: {heard:?}", log.display());
+        let named = terms(log, "a conductor names the leader")?;
+        for (conductor, terms) in &named {
+            let known = |term: &u64| *term == 0 || led.contains(term);
+            assert!(terms.is_sorted() && terms.iter().all(known), "{}, {conductor}: {terms:?}", log.display());
+        }
+        let all: BTreeSet<_> = named.values().flatten().collect();
+        assert!(all.len() > 1, "{} has heard of more than one leader: {all:?}", log.display());
     }
-    println!("{} terms, none led twice, and heard in order by {} nodes", led.len(), nodes.len());
+    println!("{} terms, none led twice, and named in order to {} nodes", led.len(), nodes.len());
     Ok(())
 }
 
@@ -264,4 +272,105 @@ async fn etcd_requests_survive_conductors_that_die_hang_or_lose_etcd() -> anyhow
     leads(&fourth).await?;
     let logs = ["first", "second", "third", "fourth"].map(|name| folder.path().join(format!("{name}.log")));
     check_terms(&logs, &nodes.iter().map(|node| node.log.clone()).collect::<Vec<_>>())
+}
+
+/// A stranger's session with a node: it names these terms, one after the other, and sends a job of
+/// each and one of the next.
+async fn lie(node: String, who: u64, terms: Vec<u64>) -> anyhow::Result<()> {
+    use v1::node_command::Command;
+    let (commands, queued) = tokio::sync::mpsc::channel(16);
+    let send = async |command| {
+        let sent = commands.send(v1::NodeCommand { command: Some(command) }).await;
+        sent.context("the session is over")
+    };
+    let conductor_id = ConductorId(who).to_string();
+    send(Command::Hello(v1::Hello { protocol_version: PROTOCOL_VERSION, conductor_id })).await?;
+    let mut client = v1::node_client::NodeClient::connect(format!("http://{node}")).await?;
+    let mut said = client.session(tokio_stream::wrappers::ReceiverStream::new(queued)).await?.into_inner();
+    let reader = tokio::spawn(async move { while let Ok(Some(_)) = said.message().await {} });
+    for term in terms {
+        send(Command::Leader(v1::KnownLeader { term, denied: 0 })).await?;
+        for term in [term, term.wrapping_add(1)] {
+            send(Command::Prefill(v1::PrefillJob { term, ..v1::PrefillJob::default() })).await?;
+        }
+        baton_runtime::sleep(Duration::from_millis(100)).await;
+    }
+    reader.abort();
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs etcd"]
+async fn etcd_false_terms_stop_placement_for_less_than_five_seconds() -> anyhow::Result<()> {
+    const SOON: Duration = Duration::from_secs(5);
+    let etcd = Etcd::start()?;
+    let folder = tempfile::tempdir()?;
+    let first = conductor(&etcd, &["--engine", "mock"], folder.path(), "first").await?;
+    let second = conductor(&etcd, &["--engine", "mock"], folder.path(), "second").await?;
+    let both = format!("{},{}", first.ready.grpc, second.ready.grpc);
+    let mut nodes = Vec::new();
+    for role in ["prefill", "decode"] {
+        nodes.push(Cluster::mock().start_node(role, 0, &both, folder.path()).await?);
+    }
+    leader([&first, &second]).await?;
+    let mut expected = Vec::new();
+    for n in 0..2 {
+        let mut channels = Vec::new();
+        for conductor in [&first, &second] {
+            channels.push(channel(conductor).await?);
+        }
+        let answered = async {
+            loop {
+                let said = join_all(channels.iter().map(|channel| tokens(channel.clone(), n))).await;
+                match &said[..] {
+                    [Ok(tokens), Ok(_)] => return tokens.clone(),
+                    // Not all nodes are there.
+                    _ => baton_runtime::sleep(Duration::from_millis(50)).await,
+                }
+            }
+        };
+        expected.push(tokio::time::timeout(LIMIT, answered).await?);
+    }
+    let told = |what: &str, ends: Ends| {
+        println!("{what}: {} requests, the longest took {:.2} s", ends.right, ends.longest.as_secs_f64());
+        assert!(ends.wrong.is_empty() && ends.right > 20 && ends.longest < SOON, "{what}: {ends:?}");
+    };
+
+    let extreme = [u64::MAX, u64::MAX - 1, 1 << 63, 1 << 41];
+    let (ends, ()) = asked(&[&first, &second], &expected, async {
+        for node in &nodes {
+            lie(node.ready.grpc.clone(), 7, extreme.to_vec()).await?;
+        }
+        Ok(())
+    })
+    .await?;
+    told("a liar at each node", ends);
+
+    // Ten at once, each of which stays.
+    let (ends, ()) = asked(&[&first, &second], &expected, async {
+        let liars = (0..10).map(|n| {
+            let terms = [u64::MAX - n].repeat(20);
+            lie(nodes[0].ready.grpc.clone(), 100 + n, terms)
+        });
+        join_all(liars).await.into_iter().collect()
+    })
+    .await?;
+    told("ten liars at the prefill node", ends);
+
+    let mut client = etcd_client::Client::connect([etcd.address()], None).await?;
+    let stranger = format!(r#"{{"conductor": "{}", "address": "127.0.0.1:1"}}"#, ConductorId(u64::MAX));
+    for (what, value) in [("a leader that is none", &*stranger), ("nonsense", "{]")] {
+        let (ends, ()) = asked(&[&first, &second], &expected, async {
+            client.put("/baton/leader", value, None).await?;
+            baton_runtime::sleep(Duration::from_secs(1)).await;
+            client.delete("/baton/leader", None).await?;
+            baton_runtime::sleep(Duration::from_secs(2)).await;
+            Ok(())
+        })
+        .await?;
+        told(what, ends);
+    }
+    let log = std::fs::read_to_string(&first.log)?;
+    assert!(log.contains("/baton/leader: "), "what is wrong names the key: {log}");
+    Ok(())
 }

@@ -9,12 +9,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_proto::v1;
+use baton_proto::v1::node_command::Command;
 use baton_runtime::random_u64;
-use baton_scheduler::{
-    Cluster, Declared, DeskEffect, LaterTerm, LedgerEntry, LinkId, PlacementRequest, StaleLeader, StreamId,
-};
+use baton_scheduler::{Cluster, Declared, DeskEffect, LedgerEntry, LinkId, OtherTerm, PlacementRequest, StreamId};
 use baton_types::{ConductorId, FromLeader, MigrationQuestion, NodeId, Question, RequestKey};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::frontend::Frontend;
@@ -96,7 +95,11 @@ struct Inner {
 }
 
 /// See the module's text.
-pub struct Desk(Mutex<Inner>);
+pub struct Desk {
+    inner: Mutex<Inner>,
+    /// How often a node has told of a later term than is known: etcd is to be asked.
+    heard: watch::Sender<u64>,
+}
 
 /// A stream of a conductor that follows.
 #[derive(Debug, Clone)]
@@ -113,12 +116,13 @@ impl Desk {
         let core = baton_scheduler::Desk::new(id);
         let asked = BTreeMap::new();
         let streams = BTreeMap::new();
-        Self(Mutex::new(Inner { core, led: LeaderState::NotYet, said_leaderless: false, link: None, asked, streams }))
+        let inner = Inner { core, led: LeaderState::NotYet, said_leaderless: false, link: None, asked, streams };
+        Self { inner: Mutex::new(inner), heard: watch::Sender::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // The ledger checks itself; a panic in another request must not end all of them.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether this conductor leads.
@@ -131,14 +135,14 @@ impl Desk {
         self.lock().core.is_elected()
     }
 
+    /// How often a node has told of a later term than is known, and each time that one does.
+    pub fn heard(&self) -> watch::Receiver<u64> {
+        self.heard.subscribe()
+    }
+
     /// The term of the leader, or of the last one.
     pub fn term(&self) -> u64 {
         self.lock().core.term()
-    }
-
-    /// The latest term that was heard of, from nodes too.
-    pub fn latest(&self) -> u64 {
-        self.lock().core.latest()
     }
 
     /// Whether a conductor leads.
@@ -182,6 +186,12 @@ impl Inner {
                 }
                 DeskEffect::Observe(hashes) => frontend.hot_prefixes().observe(frontend.clock.now(), &hashes),
                 DeskEffect::ReignOver { term } => tracing::info!(term, "this conductor does not lead any more"),
+                DeskEffect::NameLeader { term } => frontend.nodes.send_all(&known_leader(term, 0)),
+                DeskEffect::DenyTerm { node, term: denied } => {
+                    let term = self.core.term();
+                    tracing::warn!(%node, denied, term, "a node has told of a leader's term that etcd does not name");
+                    frontend.nodes.send(&node, known_leader(term, denied));
+                }
             }
         }
         // Its end ends the stream.
@@ -198,6 +208,10 @@ impl Inner {
             PendingAnswer::Ready,
         )
     }
+}
+
+fn known_leader(term: u64, denied: u64) -> Command {
+    Command::Leader(v1::KnownLeader { term, denied })
 }
 
 impl Frontend {
@@ -275,25 +289,23 @@ impl Frontend {
     /// nothing is placed without it.
     pub fn lead(&self, term: u64, settle: Duration) {
         self.at_desk(|desk, now, cluster| {
-            if desk.core.on_elected(now, term, settle, cluster, &mut random_u64) {
-                tracing::info!(term, "this conductor leads");
-            } else {
-                let latest = desk.core.latest();
-                tracing::warn!(term, latest, "a newer leader was elected: this conductor waits for a later term");
-            }
+            tracing::info!(term, "this conductor leads");
+            desk.core.on_elected(now, term, settle, cluster, &mut random_u64);
         });
     }
 
-    /// There are no elections: this conductor leads, in whatever term nodes have heard of.
+    /// There are no elections: this conductor leads.
     pub fn lead_alone(&self) {
-        let term = self.at_desk(|desk, now, cluster| {
-            desk.core.on_alone(now, cluster, &mut random_u64);
-            desk.core.term()
-        });
-        tracing::info!(term, "this conductor leads: there is no etcd, so it is alone");
+        self.at_desk(|desk, now, cluster| desk.core.on_alone(now, cluster, &mut random_u64));
+        tracing::info!("this conductor leads: there is no etcd, so it is alone");
     }
 
-    /// Another conductor leads from now on. Gives what it is to be told, from the beginning, and
+    /// Another conductor leads from now on, in the term that its key has.
+    pub fn other_leads(&self, term: u64) {
+        self.at_desk(|desk, now, cluster| desk.core.on_other_leads(now, term, cluster));
+    }
+
+    /// The conductor that leads is reached. Gives what it is to be told, from the beginning, and
     /// what names the stream.
     pub fn follow(&self) -> (mpsc::Receiver<v1::FollowerMessage>, LinkId) {
         self.at_desk(|desk, now, cluster| {
@@ -310,21 +322,26 @@ impl Frontend {
         self.at_desk(|desk, now, cluster| desk.core.on_step_down(now, cluster));
     }
 
-    /// A node has heard of a leader of that term. If it is a later one than this conductor knows
-    /// of, it has no leader until that one is found.
-    pub fn on_later_term(&self, term: u64) {
-        match self.at_desk(|desk, now, cluster| desk.core.on_later_term(now, term, cluster)) {
-            LaterTerm::Known => {}
-            LaterTerm::Adopted => {
-                tracing::info!(
-                    term,
-                    "nodes have heard of a leader: this conductor, which is alone, goes on in its term"
-                );
+    /// Tells a node that joins who leads.
+    pub fn tell_leader(&self, node: &NodeId) {
+        // Under the desk's lock, so that a change comes after it.
+        self.at_desk(|desk, _, _| self.nodes.send(node, known_leader(desk.core.term(), 0)));
+    }
+
+    /// A node tells of a leader of that term; 0: of none that is later than what this conductor has
+    /// named. Etcd is asked whether that is so.
+    pub fn on_leader_term(&self, node: &NodeId, term: u64) {
+        self.at_desk(|desk, now, cluster| {
+            if let Some(number) = desk.core.on_heard(now, node, term, cluster, &mut random_u64) {
+                tracing::info!(%node, term, "a node tells of a later leader: asking etcd");
+                self.desk.heard.send_replace(number);
             }
-            LaterTerm::LeaderLost { known } => {
-                tracing::warn!(term, known, "a newer leader was elected than the one that this conductor knows");
-            }
-        }
+        });
+    }
+
+    /// Etcd has named the leader of that term, and was asked after so much was heard.
+    pub fn on_etcd_named(&self, term: u64, heard: u64) {
+        self.at_desk(|desk, now, cluster| desk.core.on_etcd_named(now, term, heard, cluster, &mut random_u64));
     }
 
     /// A stream to a leader is over.
@@ -347,18 +364,17 @@ impl Frontend {
     }
 
     /// The leader said something.
-    pub fn on_told(&self, link: LinkId, told: FromLeader<v1::ExplainResponse>) -> Result<(), StaleLeader> {
+    pub fn on_told(&self, link: LinkId, told: FromLeader<v1::ExplainResponse>) -> Result<(), OtherTerm> {
         self.at_desk(|desk, now, _| desk.core.on_told(now, link, told))
     }
 }
 
 /// What other conductors ask and say.
 impl Frontend {
-    /// Another conductor follows, which has heard of leaders up to a term. `None` if this one does
-    /// not lead, or not in such a late one.
-    pub fn on_follower(&self, who: ConductorId, latest: u64, attempts: &[Declared]) -> Option<Following> {
+    /// Another conductor follows. `None` if this one does not lead.
+    pub fn on_follower(&self, who: ConductorId, attempts: &[Declared]) -> Option<Following> {
         self.at_desk(|desk, now, cluster| {
-            let of = desk.core.on_follower(now, who, latest, attempts, cluster)?;
+            let of = desk.core.on_follower(now, who, attempts, cluster)?;
             let over = CancellationToken::new();
             desk.streams.insert(of.stream, over.clone());
             Some(Following { of, over })

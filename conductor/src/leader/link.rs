@@ -65,10 +65,13 @@ pub async fn follow(frontend: &Frontend, address: &str) -> Result<(), LinkError>
         .await
         .ok_or_else(silent)?;
     let mut answers = called?.into_inner();
-    while let Some(answer) = answers.message().await? {
+    // The greeting comes first. One that takes the call and says nothing is left.
+    let mut next = within(&*frontend.clock, GREETING_TIMEOUT, answers.message()).await.ok_or_else(silent)??;
+    while let Some(answer) = next {
         let told = FromLeader::try_from(answer)
             .map_err(|error| LinkError::Ended(format!("it sent what cannot be read: {error}")))?;
-        frontend.on_told(link, told).map_err(|stale| LinkError::Ended(stale.to_string()))?;
+        frontend.on_told(link, told).map_err(|other| LinkError::Ended(other.to_string()))?;
+        next = answers.message().await?;
     }
     Err(LinkError::Ended("it said nothing more".to_owned()))
 }

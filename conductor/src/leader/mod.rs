@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_membership::{Candidate, Election, Eligibility, Etcd, Leadership};
+use baton_membership::{Candidate, Election, Eligibility, Etcd, Leadership, NamedLeader};
 use baton_runtime::Phase;
 use baton_runtime::settings::BadSetting;
 use tokio::sync::watch;
@@ -44,15 +44,16 @@ pub fn start(
         return Ok(());
     };
     let candidate = Candidate { id: frontend.id, address: advertised(own, settings.advertise_host.as_deref())? };
-    let latest = Arc::clone(frontend);
     let (stand, standing) = watch::channel(Eligibility::NoNodes);
-    let election = Election::new(etcd, candidate, Arc::clone(&frontend.clock), move || latest.desk.latest(), standing);
+    let election = Election::new(etcd, candidate, Arc::clone(&frontend.clock), frontend.desk.heard(), standing);
     let leadership = election.leadership();
+    let named = election.named();
     let obeying = Arc::clone(frontend);
     frontend.tasks.spawn("election", async move {
         tokio::select! {
             () = election.run() => {}
             () = obey(&obeying, leadership) => {}
+            () = check_heard(&obeying, named) => {}
             () = keep_standing(&obeying, &stand) => {}
             () = obeying.tasks.cancelled() => {}
         }
@@ -88,8 +89,8 @@ async fn obey(frontend: &Frontend, mut leadership: watch::Receiver<Leadership>) 
                 frontend.clock.sleep(SETTLE).await;
                 frontend.on_desk_tick();
             }
-            Leadership::Other { address } => {
-                frontend.step_down();
+            Leadership::Other { address, term } => {
+                frontend.other_leads(*term);
                 tokio::select! {
                     () = keep_following(frontend, address) => {}
                     changed = leadership.changed() => match changed {
@@ -102,6 +103,14 @@ async fn obey(frontend: &Frontend, mut leadership: watch::Receiver<Leadership>) 
         if leadership.changed().await.is_err() {
             return;
         }
+    }
+}
+
+/// Tells what nodes have told of from what etcd names.
+async fn check_heard(frontend: &Frontend, mut named: watch::Receiver<NamedLeader>) {
+    while named.changed().await.is_ok() {
+        let NamedLeader { term, heard } = *named.borrow_and_update();
+        frontend.on_etcd_named(term, heard);
     }
 }
 

@@ -37,11 +37,11 @@ impl v1::leader_server::Leader for LeaderService {
             () = self.0.clock.sleep(GREETING_TIMEOUT) => return Err(Status::deadline_exceeded("no greeting came")),
         };
         let first = first.filter(|first| matches!(first.message, Some(Message::Greet(_)))).map(ToLeader::try_from);
-        let Some(ToLeader::Greet { conductor, latest_term, attempts }) = first.transpose()? else {
+        let Some(ToLeader::Greet { conductor, attempts }) = first.transpose()? else {
             return Err(Status::invalid_argument("message: the first one must be a greeting"));
         };
         let (answers, stream) = mpsc::channel(QUEUED_ANSWERS);
-        let Some(follower) = Follower::new(&self.0, conductor, latest_term, &attempts) else {
+        let Some(follower) = Follower::new(&self.0, conductor, &attempts) else {
             return Err(Status::failed_precondition("this conductor does not lead"));
         };
         self.0.tasks.spawn_request("follower", follower.serve(messages, answers));
@@ -56,8 +56,8 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(frontend: &Arc<Frontend>, who: ConductorId, latest: u64, attempts: &[Declared]) -> Option<Self> {
-        let following = frontend.on_follower(who, latest, attempts)?;
+    fn new(frontend: &Arc<Frontend>, who: ConductorId, attempts: &[Declared]) -> Option<Self> {
+        let following = frontend.on_follower(who, attempts)?;
         tracing::info!(conductor = %who, attempts = attempts.len(), "another conductor follows");
         Some(Self { frontend: Arc::clone(frontend), following })
     }

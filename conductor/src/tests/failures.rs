@@ -164,6 +164,71 @@ pub async fn unreadable_node_message_is_skipped_or_fails_its_request() {
     w.ends().await;
 }
 
+/// What a node may say with a number in it, of a request and of itself.
+fn numbers(key: RequestKey, n: u64) -> Vec<Said> {
+    use v1::{decode_event, kv_event, prefill_event};
+    let small = n as u32;
+    let times = n as f64;
+    let of = Some(v1::RequestKey::from(key));
+    let prefill = |event| Said::Prefill(v1::PrefillEvent { key: of.clone(), event: Some(event) });
+    let kv = |snapshot, goes_on| {
+        let events = vec![v1::KvEvent { event: Some(kv_event::Event::Cleared(true)) }];
+        Said::Kv(v1::KvEvents { sequence: n, snapshot, events, goes_on })
+    };
+    let path = v1::TransferPath { node: "d0".into(), lanes: small, bytes: n, batches: n, ..Default::default() };
+    let slice = Some(v1::SliceReport { rows: small, attended_tokens: n, seconds: times });
+    let token = v1::DecodedToken { index: small, token: small, queue_s: Some(times), ..Default::default() };
+    let token = v1::DecodeEvent { key: of.clone(), event: Some(decode_event::Event::Token(token)) };
+    let load = v1::Load {
+        running: small,
+        waiting: small,
+        queued_tokens: n,
+        kv_tokens: n,
+        blocks_used: small,
+        prefix_queries: n,
+        preemptions: n,
+        step: Some(v1::StepProgress { elapsed_s: times, left_s: times }),
+        ..Default::default()
+    };
+    vec![
+        Said::Load(load),
+        Said::LeaderTerm(n),
+        kv(true, false),
+        kv(false, true),
+        kv(false, false),
+        Said::Step(v1::StepReport { rows: small, attended_tokens: n, seconds: times, prompt_rows: small, slice }),
+        Said::Transfer(v1::TransferReport { addresses: Vec::new(), paths: vec![path] }),
+        Said::MigrationRequest(v1::MigrationRequest { key: of.clone(), output_tokens: small }),
+        prefill(prefill_event::Event::Started(v1::PrefillStarted { queue_s: times, cached_tokens: small })),
+        prefill(prefill_event::Event::Progress(v1::PrefillProgress { tokens: small })),
+        Said::Decode(v1::DecodeEvents { events: vec![token] }),
+    ]
+}
+
+pub async fn node_that_says_extreme_numbers_disturbs_no_other() {
+    for n in [0, 1, u64::MAX - 1, u64::MAX] {
+        let mut w = World::with(&["p0", "d0"]).await;
+        let asked = w.ask(request("hi", 3));
+        let job = w.job().await;
+        for node in ["p0", "d0"] {
+            for said in numbers(job.key, n) {
+                w.node(node).say(said);
+            }
+            w.report().await;
+            assert_eq!(w.state(node), "ready", "its session stands: {n}");
+        }
+        // Its own request may fail of it.
+        drop(asked);
+        w.ends().await;
+        w.report().await;
+        let mut answer = w.generate(request("ho", 1)).await;
+        let job = w.job().await;
+        w.node("p0").first_token(job.key, 'a', Some(FinishReason::Length));
+        answer.end().await.unwrap();
+        w.ends().await;
+    }
+}
+
 pub async fn events_of_other_nodes_and_requests_are_ignored() {
     let mut w = World::with(&["p0", "p1", "d0", "d1"]).await;
     let mut answer = w.generate(request("hi", 3)).await;

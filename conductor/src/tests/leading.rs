@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_proto::v1;
 use baton_proto::v1::node_command::Command;
 use baton_proto::v1::node_event::Event;
+use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_runtime::ManualClock;
 use baton_types::{ErrorKind, FetchReport, PrefillEvent, Refused};
 use tokio::task::JoinHandle;
@@ -184,6 +184,7 @@ pub async fn new_leader_learns_running_requests_from_followers() {
     assert_eq!(leader.placed(), 0, "the ledger of a term ends with it");
     until("no conductor leads", || (!w.frontend.desk.has_leader()).then_some(())).await;
     leader.frontend.lead(3, SETTLE);
+    w.frontend.other_leads(3);
     let waits = w.ask(request("ho", 2));
     let _link = w.follows(&leader).await;
     leader.until_placed(1).await;
@@ -257,16 +258,50 @@ pub async fn conductor_without_leader_is_not_ready_after_five_seconds() {
     assert!(w.frontend.is_ready());
 }
 
-pub async fn leader_that_hears_of_a_later_term_steps_down() {
+/// What a node is told of leaders.
+fn known_leader(command: &Command) -> Option<v1::KnownLeader> {
+    if let Command::Leader(leader) = command { Some(*leader) } else { None }
+}
+
+pub async fn leader_places_again_once_etcd_denies_what_a_node_tells_of() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    w.frontend.lead(7, Duration::ZERO);
+    let mut heard = w.frontend.desk.heard();
+    let is_seven = |command: &Command| known_leader(command).filter(|leader| leader.term == 7);
+    w.node("p0").hears("who leads", is_seven).await;
+    for term in [8, u64::MAX - 1, u64::MAX] {
+        w.node("p0").say(Event::LeaderTerm(term));
+        soon(heard.changed()).await.unwrap();
+        let number = *heard.borrow_and_update();
+        let waits = w.ask(request("hi", 2));
+        assert!(!w.has_job().await && w.placed() == 0, "the node would refuse it");
+        w.frontend.on_etcd_named(7, number);
+        assert_eq!(w.node("p0").hears("a denial", is_seven).await.denied, term);
+        let job = w.job().await;
+        assert_eq!((job.wire.term, w.frontend.desk.leads()), (7, true));
+        w.node("p0").computes(job.key, 'a');
+        w.node("d0").last_token(job.key, 1, 'b');
+        soon(waits).await.unwrap().unwrap().end().await.unwrap();
+    }
+    w.ends().await;
+}
+
+pub async fn leader_that_hears_of_a_later_leader_places_nothing_until_it_follows() {
     let mut w = World::with(&["p0", "d0"]).await;
     w.frontend.lead(1, Duration::ZERO);
+    let mut heard = w.frontend.desk.heard();
     let mut answer = w.generate(request("hi", 2)).await;
     let job = w.job().await;
     // As after a pause in which others have found a leader.
     w.node("p0").say(Event::LeaderTerm(9));
     w.node("p0").failed(job.key, ErrorKind::Unavailable);
-    until("it does not lead", || (!w.frontend.desk.leads()).then_some(())).await;
-    assert!(!w.has_job().await && w.placed() == 0, "no conductor places");
+    soon(heard.changed()).await.unwrap();
+    let number = *heard.borrow_and_update();
+    w.frontend.on_etcd_named(9, number);
+    assert!(!w.has_job().await && !w.frontend.desk.has_leader(), "it is true");
+    w.frontend.other_leads(9);
+    assert!(!w.frontend.desk.leads() && w.placed() == 0);
+    // The other one dies.
     w.frontend.lead(10, Duration::ZERO);
     let again = w.job().await;
     assert_eq!((job.wire.term, again.wire.term), (1, 10));
@@ -276,22 +311,118 @@ pub async fn leader_that_hears_of_a_later_term_steps_down() {
     w.ends().await;
 }
 
-pub async fn single_conductor_adopts_latest_term_known_to_nodes() {
-    let mut w = World::with(&["p0", "d0"]).await;
-    let mut answer = w.generate(request("hi", 2)).await;
+pub async fn term_that_a_node_told_of_ends_with_its_session() {
+    let mut w = World::with(&["p0", "p1", "d0"]).await;
+    w.frontend.lead(7, Duration::ZERO);
+    // No etcd is there to say anything.
+    w.node("p1").say(Event::LeaderTerm(u64::MAX));
+    until("it is in doubt", || (!w.frontend.desk.has_leader()).then_some(())).await;
+    let _answer = w.ask(request("hi", 2));
+    assert!(!w.has_job().await);
+    w.node("p1").die();
+    w.until_state("p1", "lost").await;
     let job = w.job().await;
-    w.node("p0").say(Event::LeaderTerm(9));
-    w.node("p0").failed(job.key, ErrorKind::Unavailable);
-    let again = w.job().await;
-    assert_eq!((job.wire.term, again.wire.term, w.frontend.desk.leads()), (0, 9, true));
-    // Another node has heard of a later one.
-    w.node("d0").say(Event::LeaderTerm(12));
-    until("the later term", || (w.frontend.desk.term() == 12).then_some(())).await;
-    assert!(w.frontend.desk.leads());
-    w.node("p0").computes(again.key, 'a');
-    w.node("d0").last_token(again.key, 1, 'b');
-    answer.end().await.unwrap();
+    assert_eq!((job.node.as_str(), job.wire.term), ("p0", 7));
+}
+
+pub async fn single_conductor_places_whatever_terms_nodes_tell_of() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    for (node, term) in [("p0", 9), ("d0", u64::MAX), ("p0", u64::MAX - 1)] {
+        w.node(node).say(Event::LeaderTerm(term));
+        w.report().await;
+        let mut answer = w.generate(request("hi", 2)).await;
+        let job = w.job().await;
+        assert_eq!((job.wire.term, w.frontend.desk.leads()), (0, true), "nodes take jobs of term 0");
+        w.node("p0").computes(job.key, 'a');
+        w.node("d0").last_token(job.key, 1, 'b');
+        answer.end().await.unwrap();
+    }
     w.ends().await;
+}
+
+/// A greeting of an earlier version: it names the latest term that was heard of.
+#[derive(Clone, PartialEq, prost::Message)]
+struct EarlierGreet {
+    #[prost(uint32, tag = "1")]
+    protocol_version: u32,
+    #[prost(string, tag = "2")]
+    conductor_id: String,
+    #[prost(uint64, tag = "4")]
+    latest_term: u64,
+}
+
+pub async fn term_in_a_greeting_is_not_heard() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    w.frontend.lead(7, Duration::ZERO);
+    for latest_term in [8, u64::MAX - 1, u64::MAX] {
+        let conductor_id = baton_types::ConductorId(5).to_string();
+        let greet = EarlierGreet { protocol_version: PROTOCOL_VERSION, conductor_id, latest_term };
+        let greet = prost::Message::encode_to_vec(&greet);
+        let greet = <v1::Greet as prost::Message>::decode(&*greet).unwrap();
+        let message = v1::FollowerMessage { message: Some(v1::follower_message::Message::Greet(greet)) };
+        let mut leader = v1::leader_client::LeaderClient::new(w.channel());
+        let mut answers = soon(leader.follow(tokio_stream::once(message))).await.unwrap().into_inner();
+        let greeted = soon(answers.message()).await.unwrap().unwrap();
+        let expected = v1::leader_message::Message::Greeted(v1::Greeted { term: 7 });
+        assert_eq!((greeted.message, w.frontend.desk.leads()), (Some(expected), true));
+    }
+    let mut answer = w.generate(request("hi", 1)).await;
+    let job = w.job().await;
+    w.node("p0").first_token(job.key, 'a', Some(baton_types::FinishReason::Length));
+    answer.end().await.unwrap();
+}
+
+pub async fn leader_that_greets_with_another_term_than_its_key_has_is_not_followed() {
+    let (leader, w) = two(&["p0", "d0"]).await;
+    for term in [6, 8, u64::MAX] {
+        leader.frontend.lead(term, Duration::ZERO);
+        w.frontend.other_leads(7);
+        let error = soon(follow(&w.frontend, &leader.addresses.grpc.to_string())).await.unwrap_err().to_string();
+        assert!(error.contains(&format!("term {term} greets, but etcd names one of term 7")), "{error}");
+        assert!(!w.frontend.desk.has_leader() && w.frontend.desk.term() == 7);
+    }
+    leader.frontend.lead(7, Duration::ZERO);
+    let _link = w.follows(&leader).await;
+}
+
+/// A leader that takes calls and says nothing.
+struct Mute(tokio::sync::mpsc::UnboundedSender<()>);
+
+#[tonic::async_trait]
+impl v1::leader_server::Leader for Mute {
+    type FollowStream = tokio_stream::Pending<Result<v1::LeaderMessage, tonic::Status>>;
+
+    async fn follow(
+        &self,
+        _: tonic::Request<tonic::Streaming<v1::FollowerMessage>>,
+    ) -> Result<tonic::Response<Self::FollowStream>, tonic::Status> {
+        self.0.send(()).unwrap();
+        Ok(tonic::Response::new(tokio_stream::pending()))
+    }
+}
+
+pub async fn leader_that_does_not_greet_is_left_after_two_seconds() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    w.frontend.other_leads(7);
+    let (called, mut calls) = tokio::sync::mpsc::unbounded_channel();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let serving = tonic::transport::Server::builder()
+        .add_service(v1::leader_server::LeaderServer::new(Mute(called)))
+        .serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(listener));
+    let server = tokio::spawn(serving);
+    let frontend = Arc::clone(&w.frontend);
+    let link = tokio::spawn(async move { follow(&frontend, &address).await });
+    soon(calls.recv()).await.unwrap();
+    // Its answer is on its way, as what the nodes say is.
+    w.report().await;
+    while !link.is_finished() {
+        w.clock.advance(Duration::from_millis(100));
+        tokio::task::yield_now().await;
+    }
+    let error = soon(link).await.unwrap().unwrap_err().to_string();
+    assert!(error.contains("did not greet within 2s") && !w.frontend.desk.has_leader(), "{error}");
+    server.abort();
 }
 
 pub async fn later_stream_of_a_follower_ends_the_earlier_one() {

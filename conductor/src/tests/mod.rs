@@ -77,6 +77,7 @@ stories! {
         request_without_progress_is_ended,
         request_past_its_timeout_is_ended,
         unreadable_node_message_is_skipped_or_fails_its_request,
+        node_that_says_extreme_numbers_disturbs_no_other,
         events_of_other_nodes_and_requests_are_ignored,
         node_that_answers_by_another_name_gets_no_session;
     admission:
@@ -127,8 +128,13 @@ stories! {
         placements_of_lost_follower_are_released_after_ten_seconds,
         conductor_that_does_not_lead_refuses_followers,
         conductor_without_leader_is_not_ready_after_five_seconds,
-        leader_that_hears_of_a_later_term_steps_down,
-        single_conductor_adopts_latest_term_known_to_nodes,
+        leader_places_again_once_etcd_denies_what_a_node_tells_of,
+        leader_that_hears_of_a_later_leader_places_nothing_until_it_follows,
+        term_that_a_node_told_of_ends_with_its_session,
+        single_conductor_places_whatever_terms_nodes_tell_of,
+        term_in_a_greeting_is_not_heard,
+        leader_that_greets_with_another_term_than_its_key_has_is_not_followed,
+        leader_that_does_not_greet_is_left_after_two_seconds,
         later_stream_of_a_follower_ends_the_earlier_one;
     operators:
         operators_drain_and_undrain_a_node,

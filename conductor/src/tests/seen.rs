@@ -46,6 +46,7 @@ const COMMANDS: &[&str] = &[
     "Command::NodeLost",
     "Command::Drain",
     "Command::Settings",
+    "Command::Leader",
 ];
 
 fn command_name(command: &Command) -> &'static str {
@@ -59,6 +60,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::NodeLost(_) => "Command::NodeLost",
         Command::Drain(_) => "Command::Drain",
         Command::Settings(_) => "Command::Settings",
+        Command::Leader(_) => "Command::Leader",
     }
 }
 

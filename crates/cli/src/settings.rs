@@ -108,7 +108,8 @@ async fn watch_at(conductor: &Conductor, before: &mut Option<v1::RunTimeSettings
     let mut changes = conductor.cluster().watch_settings(v1::WatchSettingsRequest {}).await?.into_inner();
     while let Some(settings) = changes.message().await? {
         let text = match before {
-            Some(before) if before.version >= settings.version => continue,
+            // Another conductor tells it again.
+            Some(before) if before.version == settings.version => continue,
             _ if json => to_json(&settings).to_string(),
             None => render(&settings, Paint::stdout()),
             Some(before) => changed(before, &settings),

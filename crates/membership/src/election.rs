@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baton_runtime::{Clock, random_u64};
 use baton_scheduler::{Candidacy, Candidate, Eligibility, LeaderKey, LeaderKeyState, Leadership};
@@ -26,12 +26,26 @@ const RETRY_MAX: Duration = Duration::from_millis(500);
 const JITTER: Duration = Duration::from_millis(50);
 /// Most reasons for which etcd is unreachable that are said.
 const MAX_SAID: usize = 8;
+/// How soon etcd is asked again about what nodes tell of: a node may tell of another term each
+/// time.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+/// Longest address of a leader, bytes: a name of DNS, and a port.
+const MAX_ADDRESS_BYTES: usize = 272;
 
 /// What a leader writes.
 #[derive(Debug, Serialize, Deserialize)]
 struct Leader {
     conductor: String,
     address: String,
+}
+
+/// Which leader etcd has named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NamedLeader {
+    /// Its term.
+    pub term: u64,
+    /// How often something was heard when etcd was asked.
+    pub heard: u64,
 }
 
 /// See the module's text.
@@ -42,8 +56,9 @@ pub struct Election {
     candidacy: Candidacy,
     clock: Arc<dyn Clock>,
     leadership: watch::Sender<Leadership>,
-    /// The latest term that is known of, of any conductor.
-    latest: Box<dyn Fn() -> u64 + Send + Sync>,
+    named: watch::Sender<NamedLeader>,
+    /// How often a node has told of a later term than is known: each time etcd is asked.
+    heard: watch::Receiver<u64>,
     /// Whether it can place well.
     standing: watch::Receiver<Eligibility>,
 }
@@ -57,13 +72,13 @@ struct Open {
 }
 
 impl Election {
-    /// Of a candidate, which leads while it can place well, or if no other conductor does. Terms
-    /// are later than `latest`, also if etcd has lost its data.
+    /// Of a candidate, which leads while it can place well, or if no other conductor does. Whenever
+    /// something is `heard`, etcd is asked.
     pub fn new(
         etcd: Etcd,
         candidate: Candidate,
         clock: Arc<dyn Clock>,
-        latest: impl Fn() -> u64 + Send + Sync + 'static,
+        heard: watch::Receiver<u64>,
         standing: watch::Receiver<Eligibility>,
     ) -> Self {
         let (leadership, _) = watch::channel(Leadership::Unknown);
@@ -73,7 +88,8 @@ impl Election {
             candidacy: Candidacy::new(candidate),
             clock,
             leadership,
-            latest: Box::new(latest),
+            named: watch::Sender::default(),
+            heard,
             standing,
         }
     }
@@ -81,6 +97,11 @@ impl Election {
     /// Who leads, and each change of it.
     pub fn leadership(&self) -> watch::Receiver<Leadership> {
         self.leadership.subscribe()
+    }
+
+    /// Which leader etcd has named, and when that was asked.
+    pub fn named(&self) -> watch::Receiver<NamedLeader> {
+        self.named.subscribe()
     }
 
     /// Takes part for ever. While etcd is unreachable, what is known stays.
@@ -99,6 +120,9 @@ impl Election {
                 EtcdError::LeaseEnded => tracing::warn!(etcd = member, "{error}: another conductor may lead"),
                 // A watch that ends begins again with what there is.
                 EtcdError::WatchEnded(_) => tracing::info!(etcd = member, %error, "restarting the leader watch"),
+                EtcdError::Key { .. } if said.insert(error.to_string()) => {
+                    tracing::error!(etcd = member, %error, "the leader's key is not a conductor's: delete it");
+                }
                 _ if said.len() < MAX_SAID && said.insert(error.to_string()) => {
                     let then = match self.candidacy.leadership() {
                         Leadership::Unknown => "no leader is known",
@@ -124,18 +148,26 @@ impl Election {
         let revision = self.look(&mut open).await?;
         tracing::info!(etcd = self.etcd.member(self.member), "etcd is there");
         *wait = RETRY;
-        let mut changes = self.watch(&mut open, revision + 1).await?;
+        let mut changes = self.watch(&mut open, revision.saturating_add(1)).await?;
+        let mut ask_again = self.clock.now();
+        let mut renew_at = self.clock.now() + RENEW;
         loop {
             if self.candidacy.is_to_resign() {
                 return Err(self.resign(&mut open).await?);
             }
             tokio::select! {
-                () = self.clock.sleep(RENEW) => {
+                // At a time that nothing else that happens puts off.
+                () = self.clock.sleep_until(renew_at) => {
+                    renew_at = self.clock.now() + RENEW;
                     self.renew(&mut open).await?;
                     // A watch may be silent at a member that is cut off.
                     self.look(&mut open).await?;
                 }
                 Ok(()) = self.standing.changed() => self.stand(),
+                () = is_heard(&mut self.heard, ask_again, &*self.clock) => {
+                    ask_again = self.clock.now() + ASK_AGAIN;
+                    self.look(&mut open).await?;
+                }
                 change = changes.message() => {
                     let change = change?.ok_or_else(|| EtcdError::WatchEnded("closed".to_owned()))?;
                     self.on_change(&mut open, &change).await?;
@@ -173,7 +205,6 @@ impl Election {
         let renewed = answered(&*self.clock, renewed).await?;
         // Its end says nothing of the lease.
         let renewed = renewed.ok_or_else(|| EtcdError::WatchEnded("the renewals' stream closed".to_owned()))?;
-        self.candidacy.on_heard((self.latest)());
         if !self.candidacy.on_renewed(renewed.ttl()) {
             return Err(EtcdError::LeaseEnded);
         }
@@ -195,6 +226,7 @@ impl Election {
     /// of.
     async fn look(&mut self, open: &mut Open) -> Result<i64, EtcdError> {
         self.stand();
+        let heard = *self.heard.borrow_and_update();
         let key = self.key();
         let Candidate { id, address } = self.candidacy.candidate().clone();
         let own = Leader { conductor: id.to_string(), address };
@@ -216,17 +248,24 @@ impl Election {
             Some(key) => LeaderKeyState::Found(key),
             None => LeaderKeyState::Absent,
         };
-        self.candidacy.on_heard((self.latest)());
-        self.candidacy.on_looked(revision, look);
+        let term = self.candidacy.on_looked(revision, look);
         self.tell();
+        if let Some(term) = term {
+            let named = NamedLeader { term, heard };
+            self.named.send_if_modified(|known| std::mem::replace(known, named) != named);
+        }
         Ok(revision)
     }
 
     fn read(&self, key: &KeyValue) -> Result<LeaderKey, EtcdError> {
-        let wrong = |problem: String| EtcdError::Key { key: self.key(), problem };
+        let wrong = |problem: String| EtcdError::key(self.key(), &problem);
         let Leader { conductor, address } =
             serde_json::from_slice(key.value()).map_err(|error| wrong(error.to_string()))?;
         let id = conductor.parse().map_err(|error| wrong(format!("conductor: {error}")))?;
+        if !(1..=MAX_ADDRESS_BYTES).contains(&address.len()) {
+            let bytes = address.len();
+            return Err(wrong(format!("address: {bytes} bytes, but must be 1 to {MAX_ADDRESS_BYTES}")));
+        }
         let lease = key.lease();
         let create_revision = key.create_revision();
         Ok(LeaderKey { leader: Candidate { id, address }, lease, create_revision })
@@ -264,7 +303,6 @@ impl Election {
             match event.event_type() {
                 EventType::Put => {
                     let found = self.read(key)?;
-                    self.candidacy.on_heard((self.latest)());
                     self.candidacy.on_put(key.mod_revision(), found);
                     self.tell();
                 }
@@ -277,5 +315,14 @@ impl Election {
             }
         }
         Ok(())
+    }
+}
+
+/// Something was heard, and etcd was not asked just now.
+async fn is_heard(heard: &mut watch::Receiver<u64>, ask_again: Instant, clock: &dyn Clock) {
+    clock.sleep_until(ask_again).await;
+    if heard.changed().await.is_err() {
+        // The one that hears is gone, and the conductor with it.
+        std::future::pending().await
     }
 }

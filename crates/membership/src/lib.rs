@@ -14,7 +14,7 @@ use std::time::Duration;
 
 pub use baton_scheduler::{Candidate, Eligibility, Leadership};
 pub use connect::{CertifiedKey, Etcd, EtcdFile, Tls, User};
-pub use election::Election;
+pub use election::{Election, NamedLeader};
 pub use shared::{ChangeError, SettingsStore, SharedSettings};
 
 /// How long a leader that is dead or stopped is still taken for one.
@@ -45,7 +45,7 @@ pub enum EtcdError {
     /// The watch ended, as after a compaction.
     #[error("the watch ended: {0}")]
     WatchEnded(String),
-    /// The key of the leader is not what a conductor writes.
+    /// A key is not what a conductor writes.
     #[error("{key}: {problem}")]
     Key {
         /// The key.
@@ -53,4 +53,13 @@ pub enum EtcdError {
         /// What is wrong.
         problem: String,
     },
+}
+
+/// Most characters of what is wrong with a key: it may repeat the key's value.
+const MAX_PROBLEM_CHARS: usize = 200;
+
+impl EtcdError {
+    fn key(key: String, problem: &str) -> Self {
+        Self::Key { key, problem: problem.chars().take(MAX_PROBLEM_CHARS).collect() }
+    }
 }

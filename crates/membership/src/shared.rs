@@ -52,16 +52,16 @@ pub enum ChangeError<E> {
 }
 
 /// Keeps what is set, in etcd if there is one. **Invariant**: of two changes at the same time, the
-/// second is made on top of the first. Versions only grow, also if etcd loses its data or goes back
-/// to an earlier state.
+/// second is made on top of the first. What etcd says counts, whatever its version is, unless etcd
+/// has lost its data or has gone back to an earlier state.
 pub struct SettingsStore {
     etcd: Option<Etcd>,
     /// The member of etcd that is asked: after each error, the next one.
     member: AtomicUsize,
     clock: Arc<dyn Clock>,
     known: watch::Sender<Arc<SharedSettings>>,
-    /// One change at a time.
-    changing: Mutex<()>,
+    /// One change at a time, and one look. The revision at which what is known was written.
+    revision: Mutex<i64>,
 }
 
 /// The key as it is in etcd.
@@ -69,6 +69,14 @@ struct Stored {
     settings: SharedSettings,
     /// 0: there is none.
     mod_revision: i64,
+}
+
+impl Stored {
+    /// Whether it is from before what is known: etcd has lost data. A version alone does not say
+    /// so. It may be any number that was written there.
+    fn is_older(&self, known: &SharedSettings, revision: i64) -> bool {
+        self.mod_revision < revision && self.settings.version < known.version
+    }
 }
 
 impl SettingsStore {
@@ -80,7 +88,7 @@ impl SettingsStore {
             member: AtomicUsize::default(),
             clock,
             known: watch::Sender::default(),
-            changing: Mutex::default(),
+            revision: Mutex::default(),
         }
     }
 
@@ -98,7 +106,7 @@ impl SettingsStore {
         &self,
         next: impl Fn(&SharedSettings) -> Result<SharedSettings, E> + Send,
     ) -> Result<Arc<SharedSettings>, ChangeError<E>> {
-        let _one_at_a_time = self.changing.lock().await;
+        let mut revision = self.revision.lock().await;
         let Some(etcd) = &self.etcd else {
             let known = Arc::clone(&self.known.borrow());
             return Ok(self.learn(next(&known).map_err(ChangeError::Refused)?));
@@ -107,10 +115,11 @@ impl SettingsStore {
         for _ in 0..MAX_ATTEMPTS {
             let stored = self.read(&mut client, etcd).await?;
             let known = Arc::clone(&self.known.borrow());
-            let before = if stored.settings.version < known.version { &*known } else { &stored.settings };
+            let before = if stored.is_older(&known, *revision) { &*known } else { &stored.settings };
             let settings = next(before).map_err(ChangeError::Refused)?;
             let written = self.write(&mut client, etcd, &settings, stored.mod_revision).await;
-            if written.map_err(ChangeError::Unknown)? {
+            if let Some(written) = written.map_err(ChangeError::Unknown)? {
+                *revision = written;
                 return Ok(self.learn(settings));
             }
         }
@@ -149,7 +158,9 @@ impl SettingsStore {
             let Err(error) = self.follow(etcd, &mut wait).await;
             // Who leads is learnt from the same etcd, and says that it is unreachable.
             match error {
-                EtcdError::Key { .. } => tracing::error!(%error, "what is set at run time is not understood"),
+                EtcdError::Key { .. } if wait == RETRY => {
+                    tracing::error!(%error, "what is set at run time is not understood: the settings stay");
+                }
                 _ => tracing::debug!(%error, "etcd is unreachable: the settings stay"),
             }
             self.next_member();
@@ -174,7 +185,7 @@ impl SettingsStore {
                     }
                     for event in change.events() {
                         if let (EventType::Put, Some(value)) = (event.event_type(), event.kv()) {
-                            self.learn(parse(etcd, value)?);
+                            self.on_put(value.mod_revision(), parse(etcd, value)?).await;
                         }
                     }
                 }
@@ -183,21 +194,32 @@ impl SettingsStore {
     }
 
     async fn look(&self, client: &mut Client, etcd: &Etcd) -> Result<(), EtcdError> {
+        let mut revision = self.revision.lock().await;
         let stored = self.read(client, etcd).await?;
         let known = Arc::clone(&self.known.borrow());
-        if stored.settings.version >= known.version {
+        if !stored.is_older(&known, *revision) {
+            *revision = stored.mod_revision;
             self.learn(stored.settings);
-        } else if self.write(client, etcd, &known, stored.mod_revision).await? {
+        } else if let Some(written) = self.write(client, etcd, &known, stored.mod_revision).await? {
+            *revision = written;
             tracing::warn!(version = known.version, "etcd has lost what was set at run time: it is there again");
         }
         Ok(())
     }
 
+    /// The watch says that the key was written. It may be late.
+    async fn on_put(&self, mod_revision: i64, settings: SharedSettings) {
+        let mut revision = self.revision.lock().await;
+        if mod_revision > *revision {
+            *revision = mod_revision;
+            self.learn(settings);
+        }
+    }
+
     fn learn(&self, settings: SharedSettings) -> Arc<SharedSettings> {
         let settings = Arc::new(settings);
         self.known.send_if_modified(|known| {
-            // What was read may be from before a change of this process.
-            let is_new = **known != *settings && settings.version >= known.version;
+            let is_new = **known != *settings;
             if is_new {
                 *known = Arc::clone(&settings);
             }
@@ -214,18 +236,20 @@ impl SettingsStore {
         )
     }
 
-    /// Whether it was written: it is not if the key has been written since that revision.
+    /// The revision at which it was written: it is not if the key has been written since that one.
     async fn write(
         &self,
         client: &mut Client,
         etcd: &Etcd,
         settings: &SharedSettings,
         mod_revision: i64,
-    ) -> Result<bool, EtcdError> {
+    ) -> Result<Option<i64>, EtcdError> {
         let value = serde_json::to_vec(settings).unwrap_or_default();
         let is_as_read = Compare::mod_revision(key(etcd), CompareOp::Equal, mod_revision);
         let txn = Txn::new().when([is_as_read]).and_then([TxnOp::put(key(etcd), value, None)]);
-        Ok(answered(&*self.clock, client.txn(txn)).await?.succeeded())
+        let done = answered(&*self.clock, client.txn(txn)).await?;
+        let revision = done.header().map_or(0, etcd_client::ResponseHeader::revision);
+        Ok(done.succeeded().then_some(revision))
     }
 }
 
@@ -234,7 +258,7 @@ fn key(etcd: &Etcd) -> String {
 }
 
 fn parse(etcd: &Etcd, value: &KeyValue) -> Result<SharedSettings, EtcdError> {
-    serde_json::from_slice(value.value()).map_err(|error| EtcdError::Key { key: key(etcd), problem: error.to_string() })
+    serde_json::from_slice(value.value()).map_err(|error| EtcdError::key(key(etcd), &error.to_string()))
 }
 
 #[cfg(test)]
@@ -243,12 +267,41 @@ mod tests {
 
     use super::*;
 
+    fn settings(version: u64, by: &str) -> SharedSettings {
+        SharedSettings { version, by: by.into(), ..SharedSettings::default() }
+    }
+
     #[test]
-    fn older_shared_settings_do_not_replace_newer_ones() {
+    fn stored_settings_are_older_only_if_etcd_has_lost_data() {
+        let known = settings(5, "known");
+        let is_older =
+            |version, mod_revision| Stored { settings: settings(version, ""), mod_revision }.is_older(&known, 100);
+        assert!(is_older(0, 0) && is_older(4, 99), "lost, and restored from before");
+        assert!(!is_older(4, 101) && !is_older(0, 101), "overwritten since: it counts");
+        assert!(!is_older(6, 3) && !is_older(5, 3), "lost, and set again by another conductor");
+        let nonsense = settings(u64::MAX, "a liar");
+        assert!(!Stored { settings: settings(1, "me"), mod_revision: 101 }.is_older(&nonsense, 100));
+    }
+
+    #[tokio::test]
+    async fn late_watch_does_not_replace_a_later_write() {
         let store = SettingsStore::new(None, Arc::new(ManualClock::default()));
-        let of = |version, by: &str| SharedSettings { version, by: by.into(), ..SharedSettings::default() };
-        store.learn(of(2, "second"));
-        store.learn(of(1, "first"));
-        assert_eq!(store.known().borrow().by, "second");
+        let known = store.known();
+        store.on_put(7, settings(2, "second")).await;
+        store.on_put(6, settings(u64::MAX, "late")).await;
+        assert_eq!(known.borrow().by, "second");
+        store.on_put(8, settings(u64::MAX, "a liar")).await;
+        store.on_put(9, settings(1, "me")).await;
+        assert_eq!(known.borrow().by, "me", "versions say nothing of what was written last");
+    }
+
+    #[tokio::test]
+    async fn without_etcd_each_change_counts_whatever_its_version() {
+        let store = SettingsStore::new(None, Arc::new(ManualClock::default()));
+        for (version, by) in [(u64::MAX, "first"), (1, "second")] {
+            let next = |_: &SharedSettings| Ok::<_, std::convert::Infallible>(settings(version, by));
+            store.change(next).await.unwrap();
+            assert_eq!(store.known().borrow().by, by);
+        }
     }
 }

@@ -52,7 +52,7 @@ pub use decode::{DecodeCore, DecodeEffect};
 pub use hot_prefixes::{HotPrefix, HotPrefixes};
 pub use leader::{
     Answer, Candidacy, Candidate, Decided, DecisionReasons, Desk, DeskEffect, Eligibility, Followers, Following,
-    LaterTerm, LeaderKey, LeaderKeyState, Leadership, LinkId, Placed, StaleLeader, StaleTerm, StreamId, TermFence,
+    LeaderKey, LeaderKeyState, Leadership, LinkId, OtherTerm, Placed, StaleTerm, StreamId, TermFence,
 };
 pub use lease::LeaseEffect;
 pub use ledger::NodeStart;

@@ -223,8 +223,6 @@ pub enum ToLeader {
     Greet {
         /// Who it is.
         conductor: ConductorId,
-        /// The latest term that it has heard of; 0: none.
-        latest_term: u64,
         /// What is charged.
         attempts: Vec<Declared>,
     },
@@ -239,7 +237,7 @@ pub enum ToLeader {
 pub enum FromLeader<E> {
     /// It leads in this term.
     Greeted {
-        /// Grows with each leader.
+        /// The one of its key in etcd.
         term: u64,
     },
     /// Where an attempt goes, or why nowhere.

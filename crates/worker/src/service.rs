@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::input::Input;
-use crate::sessions::{EventReceiver, Sessions};
+use crate::sessions::{EventReceiver, NamingPace, Sessions};
 
 /// The loop answers at once or is stuck.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -108,8 +108,10 @@ async fn read_commands<E>(
     conductor: ConductorId,
     inputs: &mpsc::Sender<Input<E>>,
     sessions: &Sessions,
+    clock: &dyn Clock,
 ) -> Result<(), Status> {
     use v1::node_command::Command;
+    let mut naming = NamingPace::new(clock.now());
     while let Some(command) = commands.message().await? {
         let Some(command) = command.command else {
             tracing::warn!(%conductor, "a command that this version does not know: it is ignored");
@@ -118,8 +120,14 @@ async fn read_commands<E>(
         if matches!(command, Command::Hello(_)) {
             return Err(baton_proto::status(ErrorKind::Invalid, "a second hello", None));
         }
-        if let Command::Settings(settings) = &command {
-            sessions.on_settings(settings);
+        if let Command::Settings(settings) = command {
+            sessions.on_settings(conductor, settings);
+            continue;
+        }
+        if let Command::Leader(leader) = &command {
+            if sessions.on_leader(conductor, leader) {
+                clock.sleep_until(naming.on_named(clock.now())).await;
+            }
             continue;
         }
         let fail = |key: Option<v1::RequestKey>, refused: Refused| {
@@ -165,7 +173,7 @@ fn input<E>(
 ) -> Result<Option<Input<E>>, baton_proto::InvalidMessage> {
     use v1::node_command::Command;
     Ok(Some(match command {
-        Command::Hello(_) | Command::Settings(_) => return Ok(None),
+        Command::Hello(_) | Command::Settings(_) | Command::Leader(_) => return Ok(None),
         Command::Prefill(job) => Input::Prefill(job.into_domain(conductor)?),
         Command::Abort(key) => Input::Abort(key.try_into()?),
         Command::KvSnapshot(_) => Input::KvSnapshot(conductor),
@@ -209,10 +217,11 @@ impl<E: Send + 'static> v1::node_server::Node for NodeService<E> {
         self.input(Input::SessionOpened(conductor)).await?;
         let inputs = self.inputs.clone();
         let sessions = self.sessions.clone();
+        let clock = Arc::clone(&self.clock);
         let end = self.tasks.clone();
         self.tasks.spawn_request("session reader", async move {
             let read = tokio::select! {
-                read = read_commands(commands, conductor, &inputs, &sessions) => read,
+                read = read_commands(commands, conductor, &inputs, &sessions, &*clock) => read,
                 () = end.cancelled() => Ok(()),
                 () = ended.cancelled() => Ok(()),
             };

@@ -5,8 +5,10 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
 use baton_proto::v1;
+use baton_runtime::settings::BadSetting;
 use baton_runtime::telemetry::{LogFilter, set_log_filter};
 use baton_scheduler::{StaleTerm, TermFence};
 use baton_types::ConductorId;
@@ -22,6 +24,28 @@ const QUEUED_EVENTS: usize = 8192;
 const QUEUED_BYTES: usize = 256 << 20;
 /// Most conductors at once.
 const MAX_SESSIONS: usize = 32;
+/// How often a conductor may name another leader, on average, and how often in a row.
+const NAME_EVERY: Duration = Duration::from_millis(500);
+const NAMED_AT_ONCE: u32 = 4;
+
+/// How fast a session may name other leaders: each time the other conductors ask etcd.
+pub struct NamingPace {
+    /// When all that was named so far has had its time.
+    paid: Instant,
+}
+
+impl NamingPace {
+    /// Of a session that begins.
+    pub fn new(now: Instant) -> Self {
+        Self { paid: now }
+    }
+
+    /// Another leader was named. Until the time that this gives the session is not read.
+    pub fn on_named(&mut self, now: Instant) -> Instant {
+        self.paid = self.paid.max(now) + NAME_EVERY;
+        now.max(self.paid.checked_sub(NAMED_AT_ONCE * NAME_EVERY).unwrap_or(now))
+    }
+}
 
 /// What a session's response stream carries.
 pub struct EventReceiver {
@@ -53,6 +77,27 @@ struct Session {
     events: mpsc::Sender<(usize, v1::NodeEvent)>,
     queued: Arc<AtomicUsize>,
     broken: Arc<AtomicBool>,
+    /// The later term that its conductor was told of; 0: none.
+    told_term: u64,
+    /// What its conductor says is set at run time.
+    settings: Option<Settings>,
+}
+
+/// What a conductor says is set at run time.
+struct Settings {
+    version: u64,
+    log: String,
+    /// `None`: as at the start.
+    filter: Option<LogFilter>,
+}
+
+impl TryFrom<v1::NodeSettings> for Settings {
+    type Error = BadSetting;
+
+    fn try_from(told: v1::NodeSettings) -> Result<Self, BadSetting> {
+        let filter = if told.log.is_empty() { None } else { Some(told.log.parse()?) };
+        Ok(Self { version: told.version, log: told.log, filter })
+    }
 }
 
 impl Session {
@@ -69,11 +114,43 @@ impl Session {
 struct Inner {
     next_epoch: u64,
     term_fence: TermFence,
-    /// The latest version of settings that the conductors of these sessions know of.
-    settings: Option<u64>,
     /// The filter of log lines that is in force; empty: as at the start.
     log: String,
     sessions: HashMap<ConductorId, Session>,
+}
+
+impl Inner {
+    /// Nothing that a conductor said outlasts its session.
+    fn remove(&mut self, conductor: ConductorId) -> Option<Session> {
+        let session = self.sessions.remove(&conductor)?;
+        self.term_fence.on_gone(conductor);
+        self.tell_terms();
+        self.follow_settings();
+        Some(session)
+    }
+
+    /// Tells each conductor which term stands in its way, if that is another one than before.
+    fn tell_terms(&mut self) {
+        for (conductor, session) in &mut self.sessions {
+            let term = self.term_fence.later_than_named_by(*conductor).unwrap_or(0);
+            if std::mem::replace(&mut session.told_term, term) != term {
+                session.send(v1::node_event::Event::LeaderTerm(term));
+            }
+        }
+    }
+
+    /// Puts the latest version of settings in force that a conductor of an open session says.
+    fn follow_settings(&mut self) {
+        let told = self.sessions.values().filter_map(|session| session.settings.as_ref());
+        let latest = told.max_by(|a, b| (a.version, &a.log).cmp(&(b.version, &b.log)));
+        let Some(Settings { version, log, filter }) = latest else { return };
+        if self.log == *log {
+            return;
+        }
+        set_log_filter(filter.as_ref());
+        tracing::info!(version, log, "settings changed");
+        self.log.clone_from(log);
+    }
 }
 
 /// The sessions of one node. Cheap to clone.
@@ -99,50 +176,60 @@ impl Sessions {
         if inner.sessions.len() >= MAX_SESSIONS && !inner.sessions.contains_key(&conductor) {
             return None;
         }
-        if inner.sessions.is_empty() {
-            // Versions of conductors that are gone say nothing of this one's: without etcd it
-            // counts from 0.
-            inner.settings = None;
-        }
         inner.next_epoch += 1;
         let epoch = inner.next_epoch;
         let ended = CancellationToken::new();
         let queued = Arc::<AtomicUsize>::default();
         let broken = Arc::<AtomicBool>::default();
-        let session =
-            Session { epoch, ended: ended.clone(), events, queued: Arc::clone(&queued), broken: Arc::clone(&broken) };
+        let session = Session {
+            epoch,
+            ended: ended.clone(),
+            events,
+            queued: Arc::clone(&queued),
+            broken: Arc::clone(&broken),
+            told_term: 0,
+            settings: None,
+        };
         // A new channel has room.
         session.send(welcome);
-        if inner.term_fence.latest() > 0 {
-            session.send(v1::node_event::Event::LeaderTerm(inner.term_fence.latest()));
-        }
-        if let Some(before) = inner.sessions.insert(conductor, session) {
+        if let Some(before) = inner.remove(conductor) {
             before.ended.cancel();
         }
+        inner.sessions.insert(conductor, session);
+        inner.tell_terms();
         Some((epoch, ended, EventReceiver { events: receiver, queued, broken }))
     }
 
     /// A conductor says what is set at run time. Another one may know of a later change.
-    pub fn on_settings(&self, told: &v1::NodeSettings) {
+    pub fn on_settings(&self, conductor: ConductorId, told: v1::NodeSettings) {
         // Before the lock, which every token's way takes.
-        let filter = Some(&*told.log).filter(|log| !log.is_empty()).map(str::parse::<LogFilter>).transpose();
+        let settings = match Settings::try_from(told) {
+            Ok(settings) => settings,
+            Err(error) => return tracing::error!(%conductor, %error, "what is set is not taken"),
+        };
         let mut inner = self.lock();
-        if inner.settings.is_some_and(|known| told.version <= known) {
-            return;
+        if let Some(session) = inner.sessions.get_mut(&conductor) {
+            session.settings = Some(settings);
+            // In order: two changes may come from two conductors.
+            inner.follow_settings();
         }
-        inner.settings = Some(told.version);
-        if inner.log == told.log {
-            return;
+    }
+
+    /// A conductor says who leads, and what it denies. Says whether it named another leader before.
+    pub fn on_leader(&self, conductor: ConductorId, told: &v1::KnownLeader) -> bool {
+        let mut inner = self.lock();
+        if !inner.sessions.contains_key(&conductor) {
+            return false;
         }
-        match filter {
-            Ok(filter) => {
-                // In order: two changes may come from two conductors.
-                set_log_filter(filter.as_ref());
-                tracing::info!(version = told.version, log = told.log, "settings changed");
-                inner.log.clone_from(&told.log);
-            }
-            Err(error) => tracing::error!(version = told.version, %error, "what is set is not taken"),
+        let is_new = inner.term_fence.on_named(conductor, told.term);
+        if told.denied != 0 {
+            inner.term_fence.on_denied(conductor, told.denied);
         }
+        if is_new {
+            tracing::info!(%conductor, term = told.term, "a conductor names the leader");
+        }
+        inner.tell_terms();
+        is_new
     }
 
     /// Whether the conductor has a session.
@@ -156,7 +243,7 @@ impl Sessions {
         let mut inner = self.lock();
         let replaced = inner.sessions.get(&conductor).is_some_and(|session| session.epoch > epoch);
         if !replaced {
-            inner.sessions.remove(&conductor);
+            inner.remove(conductor);
         }
         !replaced
     }
@@ -171,26 +258,17 @@ impl Sessions {
             // Its reader ends, too, and says so to the loop: no node decodes for a conductor that
             // does not read.
             session.ended.cancel();
-            inner.sessions.remove(&conductor);
+            inner.remove(conductor);
         }
     }
 
-    /// Whether an order of that term is to be carried out. If a later leader has been heard of it
-    /// is not, and the conductor is told its term; a later one is told to all.
+    /// Whether a job of a conductor is to be carried out, by its term.
     pub fn admit(&self, conductor: ConductorId, term: u64) -> Result<(), StaleTerm> {
-        let admitted = self.lock().term_fence.admit(term);
-        match &admitted {
-            Ok(false) => {}
-            Ok(true) => {
-                tracing::info!(told_by = %conductor, term, "a newer leader was elected");
-                self.broadcast(&v1::node_event::Event::LeaderTerm(term));
-            }
-            Err(StaleTerm { latest, .. }) => {
-                tracing::warn!(%conductor, term, latest, "rejecting a job of an old term");
-                self.send(conductor, v1::node_event::Event::LeaderTerm(*latest));
-            }
+        let admitted = self.lock().term_fence.admit(conductor, term);
+        if let Err(StaleTerm { named, .. }) = admitted {
+            tracing::warn!(%conductor, term, named, "rejecting a job of an old term");
         }
-        admitted.map(drop)
+        admitted
     }
 
     /// Sends an event to every conductor.
@@ -212,7 +290,9 @@ impl Sessions {
 
     /// Ends every session, after what was sent to it.
     pub fn close_all(&self) {
-        self.lock().sessions.clear();
+        let mut inner = self.lock();
+        inner.sessions.clear();
+        inner.term_fence = TermFence::default();
     }
 
     /// Whether no conductor is connected.
@@ -229,50 +309,118 @@ mod tests {
         v1::node_event::Event::Load(v1::Load::default())
     }
 
-    #[tokio::test]
-    async fn order_of_earlier_term_is_refused_and_latest_term_is_reported() {
-        use tokio_stream::StreamExt;
+    fn named(term: u64) -> v1::KnownLeader {
+        v1::KnownLeader { term, denied: 0 }
+    }
+
+    /// The terms that a conductor was told of.
+    fn terms(events: &mut EventReceiver) -> Vec<u64> {
+        std::iter::from_fn(|| events.events.try_recv().ok())
+            .filter_map(|(_, told)| match told.event {
+                Some(v1::node_event::Event::LeaderTerm(term)) => Some(term),
+                _ => None,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn conductor_is_told_of_a_later_term_until_it_takes_or_denies_it() {
+        let [old, new, late] = [1, 2, 3].map(ConductorId);
         let sessions = Sessions::default();
-        let (_, _, mut first) = sessions.open(ConductorId(1), event()).unwrap();
-        assert_eq!(sessions.admit(ConductorId(1), 0), Ok(()));
-        assert_eq!(sessions.admit(ConductorId(1), 4), Ok(()));
-        assert_eq!(sessions.admit(ConductorId(2), 4), Ok(()), "others place in the same term");
-        let stale = sessions.admit(ConductorId(1), 3).unwrap_err();
-        assert_eq!(stale, StaleTerm { term: 3, latest: 4 });
-        let (_, _, mut second) = sessions.open(ConductorId(2), event()).unwrap();
-        sessions.close_all();
-        let terms = async |events: &mut EventReceiver| {
-            let mut terms = Vec::new();
-            while let Some(Ok(told)) = events.next().await {
-                if let Some(v1::node_event::Event::LeaderTerm(term)) = told.event {
-                    terms.push(term);
-                }
-            }
-            terms
-        };
-        assert_eq!((terms(&mut first).await, terms(&mut second).await), (vec![4, 4], vec![4]));
+        let (_, _, mut first) = sessions.open(old, event()).unwrap();
+        sessions.on_leader(old, &named(4));
+        assert_eq!(sessions.admit(old, 4), Ok(()));
+        let (_, _, mut second) = sessions.open(new, event()).unwrap();
+        assert!(sessions.on_leader(new, &named(7)) && !sessions.on_leader(new, &named(7)));
+        assert_eq!((terms(&mut first), terms(&mut second)), (vec![7], vec![4, 0]));
+        assert_eq!(sessions.admit(old, 4), Err(StaleTerm { term: 4, named: 7 }));
+        let (_, _, mut third) = sessions.open(late, event()).unwrap();
+        sessions.on_leader(old, &v1::KnownLeader { term: 4, denied: 7 });
+        assert_eq!((terms(&mut first), terms(&mut third)), (vec![0], vec![7]));
+        assert_eq!((sessions.admit(old, 4), sessions.admit(new, 7)), (Ok(()), Ok(())));
+        sessions.on_leader(late, &named(7));
+        assert_eq!((terms(&mut first), terms(&mut third)), (vec![7], vec![0]), "it has not denied this one's word");
+    }
+
+    #[test]
+    fn extreme_terms_of_a_session_or_a_job_end_with_it() {
+        let [honest, liar] = [1, 2].map(ConductorId);
+        let sessions = Sessions::default();
+        let (_, _, mut told) = sessions.open(honest, event()).unwrap();
+        sessions.on_leader(honest, &named(4));
+        for term in [u64::MAX, u64::MAX - 1, 1 << 63] {
+            let (epoch, _, _events) = sessions.open(liar, event()).unwrap();
+            assert!(sessions.admit(liar, term).is_err());
+            assert_eq!((sessions.admit(honest, 4), terms(&mut told)), (Ok(()), vec![]), "one job");
+            sessions.on_leader(liar, &named(term));
+            assert!(sessions.admit(honest, 4).is_err());
+            sessions.close(liar, epoch);
+            assert_eq!((sessions.admit(honest, 4), terms(&mut told)), (Ok(()), vec![term, 0]));
+            assert!(!sessions.on_leader(liar, &named(term)), "its reader was late");
+            assert_eq!(sessions.admit(honest, 4), Ok(()));
+        }
+        // In place of its own, and closed for want of reading.
+        let (_, _, _events) = sessions.open(liar, event()).unwrap();
+        sessions.on_leader(liar, &named(u64::MAX));
+        let (_, _, _events) = sessions.open(liar, event()).unwrap();
+        assert_eq!(sessions.admit(honest, 4), Ok(()));
+        sessions.on_leader(liar, &named(u64::MAX));
+        (0..=QUEUED_EVENTS).for_each(|_| sessions.send(liar, event()));
+        assert_eq!(sessions.admit(honest, 4), Ok(()));
+    }
+
+    #[test]
+    fn session_that_names_leaders_fast_is_read_slowly() {
+        let now = Instant::now();
+        let mut pace = NamingPace::new(now);
+        let mut named = |at: Duration| pace.on_named(now + at).duration_since(now + at);
+        assert!((0..NAMED_AT_ONCE).all(|_| named(Duration::ZERO).is_zero()), "as in elections");
+        assert_eq!(named(Duration::ZERO), NAME_EVERY);
+        assert_eq!(named(NAME_EVERY), NAME_EVERY);
+        let later = Duration::from_secs(60);
+        assert!((0..NAMED_AT_ONCE).all(|_| named(later).is_zero()) && named(later) == NAME_EVERY);
     }
 
     #[test]
     fn settings_of_node_follow_latest_version_of_connected_conductors() {
         let sessions = Sessions::default();
-        let hears = |version, log: &str| {
-            sessions.on_settings(&v1::NodeSettings { version, log: log.into() });
+        let hears = |conductor, version, log: &str| {
+            sessions.on_settings(ConductorId(conductor), v1::NodeSettings { version, log: log.into() });
             sessions.lock().log.clone()
         };
         let (first, ..) = sessions.open(ConductorId(1), event()).unwrap();
-        assert_eq!(hears(2, "debug"), "debug");
-        let _second = sessions.open(ConductorId(2), event()).unwrap();
-        assert_eq!(hears(1, "warn"), "debug", "another conductor is behind");
+        assert_eq!(hears(1, 2, "debug"), "debug");
+        let (second, ..) = sessions.open(ConductorId(2), event()).unwrap();
+        assert_eq!(hears(2, 1, "warn"), "debug", "another conductor is behind");
         sessions.close(ConductorId(1), first);
-        assert_eq!(hears(0, ""), "debug");
-        sessions.close_all();
+        assert_eq!(sessions.lock().log, "warn", "what those say that are there");
+        sessions.close(ConductorId(2), second);
+        assert_eq!(sessions.lock().log, "warn", "no conductor says otherwise");
         let _restarted = sessions.open(ConductorId(3), event()).unwrap();
-        assert_eq!(hears(0, ""), "", "one that was restarted counts anew, and has forgotten what was set");
-        assert_eq!(hears(1, "warn"), "warn");
-        assert_eq!(hears(2, "[{x=\"(a|b)*a.{60}\"}]=trace"), "warn", "a pattern is no filter");
-        assert_eq!(hears(3, &"a".repeat(1 << 24)), "warn");
-        assert_eq!(hears(4, "info"), "info");
+        assert_eq!(hears(3, 0, ""), "", "one that was restarted counts anew, and has forgotten what was set");
+        assert_eq!(hears(3, 1, "warn"), "warn");
+        assert_eq!(hears(3, 2, "[{x=\"(a|b)*a.{60}\"}]=trace"), "warn", "a pattern is no filter");
+        assert_eq!(hears(3, 3, &"a".repeat(1 << 24)), "warn");
+        assert_eq!(hears(3, 4, "info"), "info");
+    }
+
+    #[test]
+    fn version_of_settings_that_a_liar_says_ends_with_its_session() {
+        let sessions = Sessions::default();
+        let says = |conductor, version, log: &str| {
+            sessions.on_settings(ConductorId(conductor), v1::NodeSettings { version, log: log.into() });
+            sessions.lock().log.clone()
+        };
+        let _honest = sessions.open(ConductorId(1), event()).unwrap();
+        says(1, 2, "warn");
+        for version in [u64::MAX, u64::MAX - 1] {
+            let (epoch, ..) = sessions.open(ConductorId(2), event()).unwrap();
+            assert_eq!(says(2, version, "debug"), "debug");
+            sessions.close(ConductorId(2), epoch);
+            assert_eq!(sessions.lock().log, "warn");
+        }
+        assert_eq!(says(1, u64::MAX, "debug"), "debug");
+        assert_eq!(says(1, 1, "warn"), "warn", "versions began again");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use baton_types as d;
 use baton_types::{Assignment, LedgerEntry, NodeId, Objective, RequestKey, Tbt, Ttft};
 
 use super::{InvalidMessage, count, generation, hashes_from_bytes, hashes_to_bytes, key, limit, node_id, parse};
-use super::{required, seconds};
+use super::{required, seconds, total};
 use crate::v1 as w;
 use crate::v1::follower_message::Message;
 use crate::v1::leader_message::Message as LeaderReply;
@@ -17,8 +17,7 @@ use crate::{PROTOCOL_VERSION, check_protocol_version};
 impl From<&d::ToLeader> for w::FollowerMessage {
     fn from(message: &d::ToLeader) -> Self {
         let message = match message {
-            d::ToLeader::Greet { conductor, latest_term, attempts } => Message::Greet(w::Greet {
-                latest_term: *latest_term,
+            d::ToLeader::Greet { conductor, attempts } => Message::Greet(w::Greet {
                 protocol_version: PROTOCOL_VERSION,
                 conductor_id: conductor.to_string(),
                 attempts: attempts.iter().map(declared_to_wire).collect(),
@@ -43,7 +42,6 @@ impl TryFrom<w::FollowerMessage> for d::ToLeader {
             Message::Greet(greet) => {
                 check_protocol_version(greet.protocol_version)?;
                 Self::Greet {
-                    latest_term: greet.latest_term,
                     conductor: parse("conductor_id", &greet.conductor_id)?,
                     attempts: greet.attempts.into_iter().map(declared).collect::<Result<_, _>>()?,
                 }
@@ -275,7 +273,7 @@ fn assignment(placed: w::PlacedAttempt) -> Result<Assignment, InvalidMessage> {
         Ok(d::PrefixFetch {
             from: node_id("placed.fetch.from_node", &fetch.from_node)?,
             tokens: count("placed.fetch.tokens", fetch.tokens)?,
-            bytes: fetch.bytes,
+            bytes: total("placed.fetch.bytes", fetch.bytes)?,
         })
     };
     let decode = Some(placed.decode).filter(|decode| !decode.is_empty());
@@ -522,8 +520,7 @@ mod tests {
             first_token_ago: None,
         };
         let decoding = Declared { prefill: None, first_token_ago: Some(MS), ..attempt.clone() };
-        let greet =
-            ToLeader::Greet { conductor: ConductorId(4), latest_term: 6, attempts: vec![attempt, decoding.clone()] };
+        let greet = ToLeader::Greet { conductor: ConductorId(4), attempts: vec![attempt, decoding.clone()] };
         assert_eq!(ToLeader::try_from(w::FollowerMessage::from(&greet)).unwrap(), greet);
         let wire = w::DeclaredAttempt { placed_ago_s: -1.0, ..declared_to_wire(&decoding) };
         assert_eq!(declared(wire).unwrap_err().field, "attempts.placed_ago_s");

@@ -20,9 +20,7 @@ fn to_leader(bytes: &[u8]) -> Option<()> {
 /// Times are told in seconds, and rounded: what is compared is not.
 fn head(message: &d::ToLeader) -> String {
     match message {
-        d::ToLeader::Greet { conductor, latest_term, attempts } => {
-            format!("{conductor}, {latest_term}, {} attempts", attempts.len())
-        }
+        d::ToLeader::Greet { conductor, attempts } => format!("{conductor}, {} attempts", attempts.len()),
         d::ToLeader::Ask(question) => format!("{:?}", question.key()),
         d::ToLeader::LedgerUpdate(key, entry) => format!("{key:?} {}", entry.name()),
     }
@@ -81,7 +79,6 @@ fn from_followers() -> Vec<w::follower_message::Message> {
         protocol_version: baton_proto::PROTOCOL_VERSION,
         conductor_id: d::ConductorId(5).to_string(),
         attempts: vec![attempt],
-        latest_term: 7,
     };
     let place = w::PlaceQuestion {
         key: key(),

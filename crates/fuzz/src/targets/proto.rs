@@ -72,7 +72,7 @@ fn command(bytes: &[u8]) -> Option<()> {
             Some(())
         }
         Command::Abort(key) => d::RequestKey::try_from(key).map(drop).ok(),
-        Command::KvSnapshot(_) | Command::ClearCache(_) | Command::Drain(_) => Some(()),
+        Command::KvSnapshot(_) | Command::ClearCache(_) | Command::Drain(_) | Command::Leader(_) => Some(()),
         Command::Settings(settings) => settings.log.parse::<baton_runtime::telemetry::LogFilter>().map(drop).ok(),
         Command::NodeLost(lost) => lost.into_domain().map(drop).ok(),
         Command::Reselect(reselect) => d::Reselect::try_from(reselect).map(drop).ok(),
@@ -193,6 +193,7 @@ fn commands() -> Vec<w::node_command::Command> {
         Command::NodeLost(w::NodeLostCommand { node: "decode-0".into(), generation: generation() }),
         Command::Reselect(w::ReselectCommand { key: key(), decode: Some(target) }),
         Command::Settings(w::NodeSettings { version: 2, log: "debug,a=info".into() }),
+        Command::Leader(w::KnownLeader { term: 7, denied: u64::MAX }),
     ]
 }
 

@@ -71,6 +71,9 @@ impl PrefixMatches {
 /// Events that are applied before lookups get their turn: a tenth of a millisecond at most. Lookups
 /// take as long, and fewer events at a time would not keep up beside them.
 const EVENTS_AT_ONCE: usize = 256;
+/// Events that a message may be behind what is known. No snapshot is so far ahead of the changes
+/// that were on their way: if one said so, it was false.
+const MAX_OVERLAP: u64 = 1 << 32;
 /// Each grows by itself, and nodes that leave are taken out of one at a time: lookups never wait
 /// for the whole map.
 const SHARDS: usize = 1024;
@@ -186,7 +189,7 @@ impl PrefixIndex {
             }
             let Some((stay, next)) = inner.expects(node, generation) else { return Applied::Stale };
             let next = match next {
-                Next::Event(next) if sequence <= next => next,
+                Next::Event(next) if sequence <= next && next - sequence <= MAX_OVERLAP => next,
                 Next::AskedSnapshot => return Applied::Stale,
                 _ => {
                     drop(inner);
@@ -531,6 +534,23 @@ mod tests {
         assert_eq!(index.apply(&node(0), ONE, 7, &[stored(4)]), Applied::Applied, "the changes go on");
         assert_eq!(index.apply(&node(0), ONE, 9, &[stored(5)]), Applied::Gap);
         assert_eq!(more(8, 6), Applied::Stale, "a snapshot was asked for");
+    }
+
+    #[test]
+    fn false_event_number_costs_a_snapshot_and_no_more() {
+        let index = PrefixIndex::new(100);
+        for (n, sequence) in [u64::MAX, u64::MAX - 1, 1 << 63].into_iter().enumerate() {
+            let name = node(n);
+            index.add_node(&name, ONE);
+            assert_eq!(index.snapshot(&name, ONE, sequence, &[stored(1)]), Applied::Applied);
+            index.apply(&name, ONE, sequence, &[stored(2), stored(3)]);
+            index.more_of_snapshot(&name, ONE, sequence, &[stored(4)]);
+            assert_eq!(index.apply(&name, ONE, 7, &[stored(5)]), Applied::Gap, "{sequence}");
+            assert_eq!(index.entries(&name), 0);
+            assert_eq!(index.snapshot(&name, ONE, 8, &[stored(1)]), Applied::Applied);
+            assert_eq!(index.apply(&name, ONE, 8, &[stored(2)]), Applied::Applied);
+            assert_eq!(index.entries(&name), 2);
+        }
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! A key in etcd names the leader. A conductor that wants to lead puts it under a lease, if it is
 //! absent. What etcd does not say changes nothing: while it is unreachable, the leader goes on.
 //!
-//! **Invariant**: a conductor leads in terms that are its own alone, each later than all that it
-//! has heard of.
+//! **Invariant**: a conductor leads in terms that are its own alone. A term is a function of the
+//! leader's key: no message of another process changes it.
 
 use baton_types::ConductorId;
 
@@ -47,14 +47,26 @@ pub enum Leadership {
     Unknown,
     /// This conductor, in this term.
     Own {
-        /// Larger than those before.
+        /// Larger than those before, if etcd has not lost its data.
         term: u64,
     },
     /// Another conductor.
     Other {
         /// Where it is.
         address: String,
+        /// Its term, by its key.
+        term: u64,
     },
+}
+
+impl Leadership {
+    /// The leader's term.
+    pub fn term(&self) -> Option<u64> {
+        match self {
+            Self::Unknown => None,
+            Self::Own { term } | Self::Other { term, .. } => Some(*term),
+        }
+    }
 }
 
 /// The leader's key.
@@ -66,6 +78,13 @@ pub struct LeaderKey {
     pub lease: i64,
     /// The revision at which it was made.
     pub create_revision: i64,
+}
+
+impl LeaderKey {
+    /// The term of the leader whose key it is.
+    pub fn term(&self) -> u64 {
+        term_of(self.leader.id, self.create_revision)
+    }
 }
 
 /// What a look at the leader's key gave.
@@ -84,7 +103,6 @@ pub enum LeaderKeyState {
 struct Own {
     lease: i64,
     create_revision: i64,
-    term: u64,
     /// It could place well, at some time.
     was_ready: bool,
 }
@@ -102,8 +120,6 @@ pub struct Candidacy {
     own: Option<Own>,
     /// The revision of the last look: what happened before is in it.
     looked: i64,
-    /// The latest term that was heard of, of any conductor.
-    latest: u64,
     leadership: Leadership,
 }
 
@@ -118,7 +134,6 @@ impl Candidacy {
             lease: None,
             own: None,
             looked: 0,
-            latest: 0,
             leadership: Leadership::Unknown,
         }
     }
@@ -178,33 +193,32 @@ impl Candidacy {
         self.lease = None;
     }
 
-    /// A node or a conductor has heard of a leader of that term.
-    pub fn on_heard(&mut self, term: u64) {
-        self.latest = self.latest.max(term);
-    }
-
     /// The lease was renewed, for so many seconds. `false`: it is over.
     pub fn on_renewed(&mut self, ttl: i64) -> bool {
         if ttl <= 0 {
             self.on_lease_ended();
-            return false;
         }
-        self.outbid();
-        true
+        ttl > 0
     }
 
-    /// The leader's key was looked at, and put if it was absent.
-    pub fn on_looked(&mut self, revision: i64, look: LeaderKeyState) {
+    /// The leader's key was looked at, and put if it was absent. Gives the term of the leader that
+    /// it names.
+    pub fn on_looked(&mut self, revision: i64, look: LeaderKeyState) -> Option<u64> {
         self.looked = revision;
         if self.standing == Eligibility::NoNodes {
             self.without_nodes = self.without_nodes.saturating_add(1);
         }
         match (look, self.lease) {
             (LeaderKeyState::Put, Some(lease)) => self.lead(lease, revision),
-            (LeaderKeyState::Put, None) => {}
-            (LeaderKeyState::Absent, _) => self.vacant = self.vacant.saturating_add(1),
+            (LeaderKeyState::Put, None) => return None,
+            (LeaderKeyState::Absent, _) => {
+                self.vacant = self.vacant.saturating_add(1);
+                // One that led may still be taken for the leader.
+                return None;
+            }
             (LeaderKeyState::Found(key), _) => self.learn(key),
         }
+        self.leadership.term()
     }
 
     /// The watch says that the key was put.
@@ -236,25 +250,11 @@ impl Candidacy {
         let is_same = |own: &Own| (own.lease, own.create_revision) == (lease, create_revision);
         if self.own.as_ref().is_some_and(is_same) {
             // As before: etcd was away.
-            return self.outbid();
+            return;
         }
-        let term = term_of(self.candidate.id, create_revision, self.latest);
         self.without_nodes = 0;
-        self.begin(Own { lease, create_revision, term, was_ready: self.standing == Eligibility::Ready });
-    }
-
-    /// The key is this conductor's, and a later term was heard of, as after a loss of etcd's data:
-    /// it leads in a later one.
-    fn outbid(&mut self) {
-        if let Some(own) = self.own.filter(|own| own.term < self.latest) {
-            self.begin(Own { term: term_of(self.candidate.id, own.create_revision, self.latest), ..own });
-        }
-    }
-
-    fn begin(&mut self, own: Own) {
-        self.own = Some(own);
-        self.latest = self.latest.max(own.term);
-        self.leadership = Leadership::Own { term: own.term };
+        self.own = Some(Own { lease, create_revision, was_ready: self.standing == Eligibility::Ready });
+        self.leadership = Leadership::Own { term: term_of(self.candidate.id, create_revision) };
     }
 
     fn learn(&mut self, key: LeaderKey) {
@@ -267,7 +267,7 @@ impl Candidacy {
             // Of a lease that it had before, which is about to end.
             Leadership::Unknown
         } else {
-            Leadership::Other { address: key.leader.address }
+            Leadership::Other { term: key.term(), address: key.leader.address }
         };
     }
 }
@@ -282,6 +282,16 @@ mod tests {
 
     fn key(id: u64, lease: i64, create_revision: i64) -> LeaderKey {
         LeaderKey { leader: candidate(id), lease, create_revision }
+    }
+
+    fn other(id: u64, create_revision: i64) -> Leadership {
+        Leadership::Other { address: candidate(id).address, term: term_of(ConductorId(id), create_revision) }
+    }
+
+    fn look_often(candidacy: &mut Candidacy, times: std::ops::Range<u32>, revision: i64, look: &LeaderKeyState) {
+        for _ in times {
+            candidacy.on_looked(revision, look.clone());
+        }
     }
 
     /// One that leads, under lease 9, by a key that was made at revision 5.
@@ -302,7 +312,7 @@ mod tests {
         candidacy.on_put(6, key(2, 8, 6));
         assert_eq!(*candidacy.leadership(), Leadership::Own { term }, "the look knew of it");
         candidacy.on_put(7, key(2, 8, 7));
-        assert_eq!(*candidacy.leadership(), Leadership::Other { address: candidate(2).address });
+        assert_eq!(*candidacy.leadership(), other(2, 7), "its key says its term");
         candidacy.on_looked(8, LeaderKeyState::Put);
         let Leadership::Own { term: later } = *candidacy.leadership() else { panic!("{candidacy:?}") };
         assert!(later > term);
@@ -319,24 +329,30 @@ mod tests {
     }
 
     #[test]
-    fn leader_takes_a_term_later_than_any_heard_of() {
+    fn look_that_finds_no_key_names_no_leader() {
         let (mut candidacy, term) = leader();
-        candidacy.on_heard(term + (7 << 24));
-        candidacy.on_renewed(2);
-        let Leadership::Own { term: later } = *candidacy.leadership() else { panic!("{candidacy:?}") };
-        assert!(later > term + (7 << 24));
-        candidacy.on_looked(6, LeaderKeyState::Found(key(1, 9, 5)));
-        assert_eq!(*candidacy.leadership(), Leadership::Own { term: later });
+        assert_eq!(candidacy.on_looked(6, LeaderKeyState::Found(key(1, 9, 5))), Some(term));
+        assert_eq!(candidacy.on_looked(7, LeaderKeyState::Absent), None);
+        assert_eq!(*candidacy.leadership(), Leadership::Own { term }, "what etcd does not say changes nothing");
+        let next = candidacy.on_looked(8, LeaderKeyState::Found(key(2, 8, 8)));
+        assert_eq!(next, candidacy.leadership().term());
+        assert_eq!(candidacy.on_looked(9, LeaderKeyState::Found(key(1, 3, 4))), None, "its own, of an earlier lease");
     }
 
     #[test]
-    fn leader_key_put_again_at_same_revision_has_a_later_term() {
-        let (mut candidacy, term) = leader();
-        // Etcd has lost its data.
-        candidacy.on_lease_ended();
-        candidacy.on_lease(10);
-        candidacy.on_looked(5, LeaderKeyState::Put);
-        assert!(matches!(candidacy.leadership(), Leadership::Own { term: later } if *later > term));
+    fn extreme_keys_neither_panic_nor_outlast_their_end() {
+        for revision in [i64::MIN, -1, 0, i64::MAX] {
+            let (mut candidacy, _) = leader();
+            candidacy.on_put(i64::MAX, key(u64::MAX, revision, revision));
+            assert_eq!(*candidacy.leadership(), other(u64::MAX, revision));
+            candidacy.on_looked(revision, LeaderKeyState::Found(key(u64::MAX, 0, revision)));
+            candidacy.on_lease(10);
+            // Etcd has lost its data since, or what was put there is overwritten.
+            let term = candidacy.on_looked(2, LeaderKeyState::Put);
+            assert_eq!(*candidacy.leadership(), Leadership::Own { term: term.unwrap() });
+            assert_eq!(candidacy.on_looked(3, LeaderKeyState::Found(key(2, 8, 3))), other(2, 3).term());
+            assert!(candidacy.on_deleted(4));
+        }
     }
 
     #[test]
@@ -350,7 +366,7 @@ mod tests {
         assert_eq!(*candidacy.leadership(), Leadership::Unknown);
         candidacy.on_lease(11);
         candidacy.on_looked(8, LeaderKeyState::Found(key(2, 8, 7)));
-        assert_eq!(*candidacy.leadership(), Leadership::Other { address: candidate(2).address });
+        assert_eq!(*candidacy.leadership(), other(2, 7));
         for _ in 0..OTHERS_FIRST {
             assert!(!candidacy.campaigns());
             candidacy.on_looked(9, LeaderKeyState::Absent);
@@ -366,7 +382,7 @@ mod tests {
         let (mut candidacy, _) = leader();
         for looks in [PATIENCE - 1, PATIENCE] {
             candidacy.on_standing(Eligibility::NoNodes);
-            (0..looks).for_each(|_| candidacy.on_looked(6, LeaderKeyState::Found(key(1, 9, 5))));
+            look_often(&mut candidacy, 0..looks, 6, &LeaderKeyState::Found(key(1, 9, 5)));
             assert_eq!(candidacy.is_to_resign(), looks == PATIENCE);
             candidacy.on_standing(Eligibility::Ready);
             assert!(!candidacy.is_to_resign());
@@ -378,13 +394,13 @@ mod tests {
         let mut candidacy = Candidacy::new(candidate(1));
         candidacy.on_standing(Eligibility::NoNodes);
         candidacy.on_lease(9);
-        (0..OTHERS_FIRST).for_each(|_| candidacy.on_looked(4, LeaderKeyState::Absent));
+        look_often(&mut candidacy, 0..OTHERS_FIRST, 4, &LeaderKeyState::Absent);
         assert!(candidacy.campaigns());
         candidacy.on_lease(10);
         assert!(!candidacy.campaigns(), "others may look only now");
-        (0..OTHERS_FIRST).for_each(|_| candidacy.on_looked(4, LeaderKeyState::Absent));
+        look_often(&mut candidacy, 0..OTHERS_FIRST, 4, &LeaderKeyState::Absent);
         candidacy.on_looked(5, LeaderKeyState::Put);
-        (1..FIRST_PATIENCE).for_each(|_| candidacy.on_looked(6, LeaderKeyState::Found(key(1, 10, 5))));
+        look_often(&mut candidacy, 1..FIRST_PATIENCE, 6, &LeaderKeyState::Found(key(1, 10, 5)));
         assert!(!candidacy.is_to_resign());
         let mut other = candidacy.clone();
         other.on_looked(6, LeaderKeyState::Found(key(1, 10, 5)));
@@ -392,7 +408,7 @@ mod tests {
         // This one has.
         candidacy.on_standing(Eligibility::Ready);
         candidacy.on_standing(Eligibility::NoNodes);
-        (0..PATIENCE).for_each(|_| candidacy.on_looked(6, LeaderKeyState::Found(key(1, 10, 5))));
+        look_often(&mut candidacy, 0..PATIENCE, 6, &LeaderKeyState::Found(key(1, 10, 5)));
         assert!(candidacy.is_to_resign());
     }
 }

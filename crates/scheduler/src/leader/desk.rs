@@ -89,6 +89,18 @@ pub enum DeskEffect<E> {
     EndStream(StreamId),
     /// A prefix that was asked for counts among the hot ones.
     Observe(Arc<[BlockHash]>),
+    /// Nodes are told whose orders they get: the leader's of this term.
+    NameLeader {
+        /// As etcd says, or this conductor's own.
+        term: u64,
+    },
+    /// A node has told of a term that is not the leader's, as etcd says.
+    DenyTerm {
+        /// The node.
+        node: NodeId,
+        /// What it told of.
+        term: u64,
+    },
     /// This conductor does not lead any more.
     ReignOver {
         /// Its last term.
@@ -96,26 +108,21 @@ pub enum DeskEffect<E> {
     },
 }
 
-/// What a later term that was heard of means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LaterTerm {
-    /// It is known.
-    Known,
-    /// This conductor leads without having been elected, and goes on in that term.
-    Adopted,
-    /// No conductor leads until the later leader is found.
-    LeaderLost {
-        /// The term that this conductor knew.
-        known: u64,
-    },
+/// A leader that is followed greets with another term than its key has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a leader of term {term} greets, but etcd names one of term {named}")]
+pub struct OtherTerm {
+    term: u64,
+    named: u64,
 }
 
-/// A leader that another one has followed greets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a leader of term {term} greets, but one of term {latest} was heard of")]
-pub struct StaleLeader {
+/// A term that a node has told of, later than the one that is known here. Until etcd says whose it
+/// is, nothing is placed: the node would refuse it.
+#[derive(Debug, Clone, Copy)]
+struct Heard {
     term: u64,
-    latest: u64,
+    /// Counts what is heard, of all nodes.
+    number: u64,
 }
 
 /// Who leads.
@@ -135,20 +142,24 @@ struct Waiting {
     /// As it is asked, and asked again of the next leader.
     question: Question,
     since: Instant,
+    /// The leader that is followed was asked.
+    is_told: bool,
 }
 
 /// See the module's text. The cluster's ledger is the caller's; `random` decides ties.
 #[derive(Debug)]
 pub struct Desk<E> {
     id: ConductorId,
-    /// There are no elections: this conductor leads in whatever term nodes know of.
+    /// There are no elections: this conductor leads in term 0, whatever nodes tell of.
     alone: bool,
     role: Role,
-    /// Of the last leader. What was placed in earlier terms the next leader is told: jobs are of
-    /// this one.
+    /// Of the last leader, by its key. What was placed in earlier terms the next leader is told:
+    /// jobs are of this one.
     term: u64,
-    /// The latest term that was heard of.
-    latest: u64,
+    /// By node: at most one term each.
+    heard: BTreeMap<NodeId, Heard>,
+    /// How often something was heard.
+    heard_so_far: u64,
     /// What is charged for this conductor's requests, wherever.
     placed: Placed,
     /// Questions that are not answered, by the attempt that they name.
@@ -169,7 +180,8 @@ impl<E> Desk<E> {
             alone: false,
             role: Role::Leaderless,
             term: 0,
-            latest: 0,
+            heard: BTreeMap::new(),
+            heard_so_far: 0,
             placed: Placed::default(),
             waiting: BTreeMap::new(),
             followers: Followers::default(),
@@ -199,14 +211,14 @@ impl<E> Desk<E> {
         self.term
     }
 
-    /// The latest term that was heard of, from nodes too.
-    pub fn latest(&self) -> u64 {
-        self.latest
-    }
-
     /// Whether there is a leader that places: this conductor, or one that has greeted.
     pub fn has_leader(&self) -> bool {
-        matches!(self.role, Role::Leads { .. } | Role::Follows { greeted: true, .. })
+        self.is_certain() && matches!(self.role, Role::Leads { .. } | Role::Follows { greeted: true, .. })
+    }
+
+    /// Whether no node tells of a later leader than this conductor knows.
+    pub fn is_certain(&self) -> bool {
+        self.heard.is_empty()
     }
 
     /// The stream to the leader that is followed.
@@ -230,7 +242,7 @@ impl<E> Desk<E> {
     }
 
     fn decides(&self) -> bool {
-        self.role == Role::Leads { settles: None }
+        self.is_certain() && self.role == Role::Leads { settles: None }
     }
 
     fn begin(&mut self) -> u64 {
@@ -335,9 +347,21 @@ impl<E> Desk<E> {
     }
 
     fn ask(&mut self, now: Instant, question: Question) -> Option<Answer<E>> {
-        self.waiting.insert(question.key(), Waiting { question: question.clone(), since: now });
-        self.tell(ToLeader::Ask(question));
+        self.waiting.insert(question.key(), Waiting { question, since: now, is_told: false });
+        self.tell_waiting();
         None
+    }
+
+    /// Asks the leader that is followed what it was not asked yet.
+    fn tell_waiting(&mut self) {
+        let Role::Follows { link, .. } = self.role else { return };
+        if !self.is_certain() {
+            return;
+        }
+        for waiting in self.waiting.values_mut().filter(|waiting| !waiting.is_told) {
+            waiting.is_told = true;
+            self.effects.push_back(DeskEffect::Tell(link, ToLeader::Ask(waiting.question.clone())));
+        }
     }
 
     fn answer(&mut self, now: Instant, key: RequestKey, answer: Answer<E>) {
@@ -361,8 +385,7 @@ impl<E> Desk<E> {
 /// Who leads.
 impl<E> Desk<E> {
     /// This conductor leads from now on. What others have they declare; until `settle` has passed,
-    /// nothing is placed without it. `false`: a later term was heard of. No conductor leads until
-    /// this one is elected in a later one yet.
+    /// nothing is placed without it.
     pub fn on_elected(
         &mut self,
         now: Instant,
@@ -370,36 +393,44 @@ impl<E> Desk<E> {
         settle: Duration,
         cluster: &mut Cluster,
         random: &mut impl FnMut() -> u64,
-    ) -> bool {
+    ) {
         self.end_term(now, cluster);
         self.alone = false;
-        if term < self.latest {
-            self.role = Role::Leaderless;
-            return false;
-        }
-        self.term = term;
-        self.latest = term;
+        self.on_term(term);
         self.role = Role::Leads { settles: Some(now + settle) };
         self.placed.declared(now).iter().for_each(|declared| cluster.declare(now, declared));
         self.settle(now, cluster, random);
-        true
     }
 
-    /// There are no elections: this conductor leads, in whatever term nodes have heard of.
+    /// There are no elections: this conductor leads, in term 0.
     pub fn on_alone(&mut self, now: Instant, cluster: &mut Cluster, random: &mut impl FnMut() -> u64) {
-        self.on_elected(now, self.latest, Duration::ZERO, cluster, random);
+        self.on_elected(now, 0, Duration::ZERO, cluster, random);
         self.alone = true;
     }
 
-    /// Another conductor leads from now on, and is told all from the beginning.
+    /// Another conductor leads from now on, in the term that its key has.
+    pub fn on_other_leads(&mut self, now: Instant, term: u64, cluster: &mut Cluster) {
+        self.end_term(now, cluster);
+        self.alone = false;
+        self.role = Role::Leaderless;
+        self.on_term(term);
+    }
+
+    fn on_term(&mut self, term: u64) {
+        self.term = term;
+        self.heard.retain(|_, heard| heard.term > term);
+        self.effects.push_back(DeskEffect::NameLeader { term });
+    }
+
+    /// The conductor that leads is reached, and is told all from the beginning.
     pub fn on_follows(&mut self, now: Instant, cluster: &mut Cluster) -> LinkId {
         self.end_term(now, cluster);
         let link = LinkId(self.begin());
         self.role = Role::Follows { link, greeted: false };
         let attempts = self.placed.declared(now);
-        self.tell(ToLeader::Greet { conductor: self.id, latest_term: self.latest, attempts });
-        let asked: Vec<_> = self.waiting.values().map(|waiting| waiting.question.clone()).collect();
-        asked.into_iter().for_each(|question| self.tell(ToLeader::Ask(question)));
+        self.tell(ToLeader::Greet { conductor: self.id, attempts });
+        self.waiting.values_mut().for_each(|waiting| waiting.is_told = false);
+        self.tell_waiting();
         link
     }
 
@@ -418,21 +449,52 @@ impl<E> Desk<E> {
         }
     }
 
-    /// A node has heard of a leader of that term. If it is a later one than this conductor knows
-    /// of, no conductor leads here until it is found.
-    pub fn on_later_term(&mut self, now: Instant, term: u64, cluster: &mut Cluster) -> LaterTerm {
-        self.latest = self.latest.max(term);
-        if term <= self.term || self.role == Role::Leaderless {
-            return LaterTerm::Known;
+    /// A node tells of a leader of that term, as another conductor has named it; 0: of none that is
+    /// later than what this one has named. It is a claim: nothing is placed until etcd was asked.
+    /// Gives its number, if etcd is to be.
+    pub fn on_heard(
+        &mut self,
+        now: Instant,
+        node: &NodeId,
+        term: u64,
+        cluster: &mut Cluster,
+        random: &mut impl FnMut() -> u64,
+    ) -> Option<u64> {
+        if self.alone || term <= self.term {
+            if self.heard.remove(node).is_some() {
+                self.go_on(now, cluster, random);
+            }
+            return None;
         }
-        let known = self.term;
-        if self.alone {
-            self.term = term;
-            return LaterTerm::Adopted;
+        self.heard_so_far += 1;
+        self.heard.insert(node.clone(), Heard { term, number: self.heard_so_far });
+        Some(self.heard_so_far)
+    }
+
+    /// Etcd has named the leader of that term. It was asked after everything up to a number was
+    /// heard: what nodes told of until then is true or false.
+    pub fn on_etcd_named(
+        &mut self,
+        now: Instant,
+        term: u64,
+        heard: u64,
+        cluster: &mut Cluster,
+        random: &mut impl FnMut() -> u64,
+    ) {
+        // What is true is taken with its leader.
+        let is_false = |_: &NodeId, of: &mut Heard| of.number <= heard && of.term != term;
+        for (node, Heard { term, .. }) in self.heard.extract_if(.., is_false) {
+            self.effects.push_back(DeskEffect::DenyTerm { node, term });
         }
-        self.end_term(now, cluster);
-        self.role = Role::Leaderless;
-        LaterTerm::LeaderLost { known }
+        self.go_on(now, cluster, random);
+    }
+
+    /// What waited is placed, or asked of the leader, if nothing is in doubt any more.
+    fn go_on(&mut self, now: Instant, cluster: &mut Cluster, random: &mut impl FnMut() -> u64) {
+        self.tell_waiting();
+        if self.decides() {
+            self.place_waiting(now, cluster, random);
+        }
     }
 
     /// The ledger of a term ends with it.
@@ -451,8 +513,9 @@ impl<E> Desk<E> {
         if self.leads() {
             self.settle(now, cluster, random);
             self.followers.on_tick(now, cluster);
-        } else {
-            // A leader answers at once, unless it hangs or is unreachable.
+        }
+        if !self.leads() || !self.is_certain() {
+            // A leader answers at once, unless it hangs, is unreachable or is in doubt.
             self.refuse_patient(now);
         }
     }
@@ -460,9 +523,12 @@ impl<E> Desk<E> {
     /// Who declares does so at once: what waited for it is placed.
     fn settle(&mut self, now: Instant, cluster: &mut Cluster, random: &mut impl FnMut() -> u64) {
         let Role::Leads { settles } = &mut self.role else { return };
-        if settles.take_if(|at| *at <= now).is_none() {
-            return;
+        if settles.take_if(|at| *at <= now).is_some() {
+            self.go_on(now, cluster, random);
         }
+    }
+
+    fn place_waiting(&mut self, now: Instant, cluster: &mut Cluster, random: &mut impl FnMut() -> u64) {
         let asked: Vec<_> = self.waiting.values().map(|waiting| waiting.question.clone()).collect();
         for question in asked {
             let answer = answer_to(now, &question, cluster, random);
@@ -494,19 +560,15 @@ impl<E> Desk<E> {
 
     /// The leader said something. What comes from one that is followed no more is not heard: it is
     /// asked of the next one.
-    pub fn on_told(&mut self, now: Instant, link: LinkId, told: FromLeader<E>) -> Result<(), StaleLeader> {
+    pub fn on_told(&mut self, now: Instant, link: LinkId, told: FromLeader<E>) -> Result<(), OtherTerm> {
         if self.link() != Some(link) {
             return Ok(());
         }
         let grounds =
             |why: Option<E>| why.map_or(DecisionReasons::NoLeader, |why| DecisionReasons::FromLeader(Box::new(why)));
         let (key, answer) = match told {
-            FromLeader::Greeted { term } if term < self.latest => {
-                return Err(StaleLeader { term, latest: self.latest });
-            }
-            FromLeader::Greeted { term } => {
-                self.term = term;
-                self.latest = term;
+            FromLeader::Greeted { term } if term != self.term => return Err(OtherTerm { term, named: self.term }),
+            FromLeader::Greeted { .. } => {
                 self.role = Role::Follows { link, greeted: true };
                 return Ok(());
             }
@@ -524,18 +586,14 @@ impl<E> Desk<E> {
 
 /// What other conductors ask and say.
 impl<E> Desk<E> {
-    /// Another conductor follows, which has heard of leaders up to a term. `None` if this one does
-    /// not lead, or not in a term that is as late: it is elected in a later one first. Nodes may
-    /// not know of that term, and the follower would take no earlier one.
+    /// Another conductor follows. `None` if this one does not lead.
     pub fn on_follower(
         &mut self,
         now: Instant,
         who: ConductorId,
-        latest: u64,
         attempts: &[Declared],
         cluster: &mut Cluster,
     ) -> Option<Following> {
-        self.on_later_term(now, latest, cluster);
         let Role::Leads { settles } = self.role else { return None };
         let stream = StreamId(self.begin());
         if let Some(before) = self.streams.insert(who, stream) {
@@ -696,7 +754,7 @@ impl<'a> From<&'a PlaceQuestion> for PlacementRequest<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::tests::{cluster, key, request};
+    use crate::cluster::tests::{cluster, id, key, request};
     use crate::placement::PlacementKind;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -715,6 +773,8 @@ mod tests {
         let (mut desk, mut cluster, now) = desk(1);
         assert!(desk.on_ask_for_nodes(now, &request(1, &[]), &mut cluster, &mut || 0).is_none());
         assert!(effects(&mut desk).is_empty() && desk.waiting() == 1);
+        desk.on_other_leads(now, 4, &mut cluster);
+        assert!(matches!(&effects(&mut desk)[..], [DeskEffect::NameLeader { term: 4 }]));
         for _ in 0..2 {
             let link = desk.on_follows(now, &mut cluster);
             let told = effects(&mut desk);
@@ -726,8 +786,9 @@ mod tests {
             // What comes yet from a leader that is not followed any more is not heard.
             desk.on_told(now, link, FromLeader::Migrated(key(1), None)).unwrap();
         }
-        assert!(desk.on_elected(now, 5, SECOND, &mut cluster, &mut || 0));
-        assert!(effects(&mut desk).is_empty(), "others may declare what they have");
+        desk.on_elected(now, 5, SECOND, &mut cluster, &mut || 0);
+        let told = effects(&mut desk);
+        assert!(matches!(&told[..], [DeskEffect::NameLeader { term: 5 }]), "others may declare what they have");
         desk.on_tick(now + SECOND, &mut cluster, &mut || 0);
         assert!(matches!(&effects(&mut desk)[..], [DeskEffect::Answer(of, Answer::Placed(_))] if *of == key(1)));
         assert_eq!((desk.waiting(), desk.placed().len(), cluster.placed()), (0, 1, 1));
@@ -739,36 +800,82 @@ mod tests {
         desk.on_ask_for_nodes(now, &request(1, &[]), &mut cluster, &mut || 0);
         desk.on_ledger_update(now, key(1), &LedgerEntry::Ended, &mut cluster);
         desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
-        assert!(effects(&mut desk).is_empty() && cluster.placed() == 0);
+        assert!(matches!(&effects(&mut desk)[..], [DeskEffect::NameLeader { .. }]) && cluster.placed() == 0);
+    }
+
+    fn asks(desk: &mut Desk<()>, n: u128, cluster: &mut Cluster, now: Instant) -> Option<Answer<()>> {
+        desk.on_ask_for_nodes(now, &request(n, &[]), cluster, &mut || 0)
     }
 
     #[test]
-    fn leader_is_elected_again_if_a_follower_knows_a_later_term() {
+    fn leader_places_nothing_while_a_node_tells_of_a_later_term_that_etcd_was_not_asked_about() {
         let (mut desk, mut cluster, now) = desk(1);
         desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
-        assert!(desk.on_follower(now, ConductorId(2), 9, &[], &mut cluster).is_none());
-        assert!(!desk.leads() && desk.latest() == 9);
-        assert!(!desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0), "that term is over");
-        assert!(desk.on_elected(now, 10, Duration::ZERO, &mut cluster, &mut || 0));
-        let following = desk.on_follower(now, ConductorId(2), 9, &[], &mut cluster).unwrap();
-        assert_eq!(following.term, 10);
+        for (n, term) in [6, u64::MAX - 1, u64::MAX].into_iter().enumerate() {
+            let number = desk.on_heard(now, &id("p0"), term, &mut cluster, &mut || 0).unwrap();
+            desk.on_heard(now, &id("d0"), term, &mut cluster, &mut || 0).unwrap();
+            assert!(asks(&mut desk, 2 * n as u128, &mut cluster, now).is_none() && !desk.has_leader());
+            effects(&mut desk);
+            desk.on_etcd_named(now, 5, number, &mut cluster, &mut || 0);
+            let told = effects(&mut desk);
+            assert!(matches!(&told[..], [DeskEffect::DenyTerm { node, term: of }] if *node == id("p0") && *of == term));
+            assert!(!desk.has_leader(), "etcd was asked before d0 told of it");
+            desk.on_etcd_named(now, 5, number + 1, &mut cluster, &mut || 0);
+            let told = effects(&mut desk);
+            assert!(
+                matches!(&told[..], [DeskEffect::DenyTerm { node, .. }, DeskEffect::Answer(..)] if *node == id("d0"))
+            );
+            assert!(asks(&mut desk, 2 * n as u128 + 1, &mut cluster, now).is_some() && desk.term() == 5);
+        }
     }
 
     #[test]
-    fn conductor_without_elections_adopts_later_term_of_its_nodes() {
+    fn later_term_is_in_doubt_until_it_is_taken_or_no_node_tells_of_it() {
         let (mut desk, mut cluster, now) = desk(1);
-        desk.on_later_term(now, 7, &mut cluster);
-        desk.on_alone(now, &mut cluster, &mut || 0);
-        assert_eq!((desk.leads(), desk.term()), (true, 7), "a node said so before it began to lead");
-        for term in [9, 12] {
-            assert_eq!(desk.on_later_term(now, term, &mut cluster), LaterTerm::Adopted);
-            assert_eq!((desk.leads(), desk.term()), (true, term), "nodes differ in what they have heard of");
+        desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
+        let number = desk.on_heard(now, &id("p0"), 9, &mut cluster, &mut || 0).unwrap();
+        desk.on_etcd_named(now, 9, number, &mut cluster, &mut || 0);
+        assert!(asks(&mut desk, 1, &mut cluster, now).is_none(), "it is true");
+        desk.on_other_leads(now, 9, &mut cluster);
+        let link = desk.on_follows(now, &mut cluster);
+        desk.on_told(now, link, FromLeader::Greeted { term: 9 }).unwrap();
+        assert!(desk.has_leader());
+        effects(&mut desk);
+        // The session with the liar ends, or its node's does: etcd need not be there.
+        desk.on_heard(now, &id("p0"), u64::MAX, &mut cluster, &mut || 0);
+        assert!(asks(&mut desk, 2, &mut cluster, now).is_none() && effects(&mut desk).is_empty());
+        assert_eq!(desk.on_heard(now, &id("p0"), 0, &mut cluster, &mut || 0), None);
+        assert!(matches!(&effects(&mut desk)[..], [DeskEffect::Tell(_, ToLeader::Ask(of))] if of.key() == key(2)));
+        assert!(desk.has_leader());
+    }
+
+    #[test]
+    fn question_in_doubt_is_refused_after_ten_seconds() {
+        let (mut desk, mut cluster, now) = desk(1);
+        desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
+        desk.on_heard(now, &id("p0"), 9, &mut cluster, &mut || 0);
+        assert!(asks(&mut desk, 1, &mut cluster, now).is_none());
+        effects(&mut desk);
+        desk.on_tick(now + PATIENCE, &mut cluster, &mut || 0);
+        assert!(matches!(&effects(&mut desk)[..], [DeskEffect::Answer(of, _)] if *of == key(1)));
+    }
+
+    #[test]
+    fn conductor_without_elections_leads_in_term_0_whatever_nodes_tell_of() {
+        let (mut desk, mut cluster, now) = desk(1);
+        for term in [7, u64::MAX] {
+            desk.on_heard(now, &id("p0"), term, &mut cluster, &mut || 0);
+            desk.on_alone(now, &mut cluster, &mut || 0);
+            assert_eq!(desk.on_heard(now, &id("p0"), term, &mut cluster, &mut || 0), None);
+            assert_eq!((desk.leads(), desk.has_leader(), desk.term()), (true, true, 0));
+            assert!(asks(&mut desk, term.into(), &mut cluster, now).is_some());
         }
     }
 
     #[test]
     fn leader_counts_only_after_its_greeting() {
         let (mut desk, mut cluster, now) = desk(1);
+        desk.on_other_leads(now, 3, &mut cluster);
         let link = desk.on_follows(now, &mut cluster);
         assert!(!desk.has_leader(), "it may hang");
         desk.on_told(now, link, FromLeader::Greeted { term: 3 }).unwrap();
@@ -778,12 +885,15 @@ mod tests {
     }
 
     #[test]
-    fn leader_of_earlier_term_is_not_followed() {
+    fn leader_is_followed_in_the_term_of_its_key_only() {
         let (mut desk, mut cluster, now) = desk(1);
-        desk.on_later_term(now, 9, &mut cluster);
+        desk.on_other_leads(now, 9, &mut cluster);
         let link = desk.on_follows(now, &mut cluster);
-        assert!(desk.on_told(now, link, FromLeader::Greeted { term: 8 }).is_err());
+        for term in [0, 8, 10, u64::MAX] {
+            assert_eq!(desk.on_told(now, link, FromLeader::Greeted { term }), Err(OtherTerm { term, named: 9 }));
+            assert!(!desk.has_leader() && desk.term() == 9);
+        }
         desk.on_told(now, link, FromLeader::Greeted { term: 9 }).unwrap();
-        assert_eq!(desk.term(), 9);
+        assert!(desk.has_leader());
     }
 }

@@ -19,9 +19,7 @@ use baton_types::{ConductorId, Declared, RequestKey};
 use crate::cluster::Cluster;
 
 pub use candidacy::{Candidacy, Candidate, Eligibility, LeaderKey, LeaderKeyState, Leadership};
-pub use desk::{
-    Answer, Decided, DecisionReasons, Desk, DeskEffect, Following, LaterTerm, LinkId, StaleLeader, StreamId,
-};
+pub use desk::{Answer, Decided, DecisionReasons, Desk, DeskEffect, Following, LinkId, OtherTerm, StreamId};
 pub use placed::Placed;
 pub use term::{StaleTerm, TermFence};
 

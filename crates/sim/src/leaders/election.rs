@@ -1,7 +1,7 @@
 //! The order in which a conductor asks etcd, as `baton-membership` does. `Candidacy` decides.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baton_scheduler::{Candidacy, Candidate, Eligibility};
 
@@ -14,6 +14,7 @@ const ANSWER: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_millis(500);
 const JITTER: Duration = Duration::from_millis(50);
+const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +60,12 @@ pub(super) struct Election {
     wait: Duration,
     watches: bool,
     changes: VecDeque<(i64, Change)>,
+    renew_at: Instant,
+    /// How often a node has told of a later term, and how often it had when etcd was asked.
+    heard: u64,
+    heard_at_look: u64,
+    /// The leader that etcd has named, and what was heard by then.
+    pub named: Option<(u64, u64)>,
     /// Whether it is about to end.
     pub drains: bool,
     pub reaches_nodes: bool,
@@ -75,6 +82,10 @@ impl Election {
             wait: RETRY,
             watches: false,
             changes: VecDeque::new(),
+            renew_at: wire.now(),
+            heard: 0,
+            heard_at_look: 0,
+            named: None,
             drains: false,
             reaches_nodes: false,
         };
@@ -116,6 +127,7 @@ impl Election {
     fn look(&mut self, wire: &mut Wire) {
         self.stand();
         let Some(lease) = self.candidacy.lease() else { return self.fail(wire) };
+        self.heard_at_look = self.heard;
         let candidate = self.candidacy.candidate().clone();
         let campaigns = self.candidacy.campaigns();
         self.ask(wire, Pending::LeaderKeyState, EtcdRequest::LeaderKeyState { candidate, lease, campaigns });
@@ -141,17 +153,33 @@ impl Election {
         }
         match self.step {
             Step::Retrying => self.open(wire),
-            Step::Jitter => self.look(wire),
-            Step::Idle => match self.candidacy.lease() {
-                Some(lease) => self.ask(wire, Pending::Renew, EtcdRequest::KeepAlive(lease)),
-                None => self.fail(wire),
-            },
+            Step::Jitter => self.look_or_renew(wire),
+            Step::Idle => self.renew(wire),
             Step::Campaigning(_) => {}
         }
     }
 
-    /// Etcd has answered. `latest` is the latest term that was heard of.
-    pub(super) fn on_answer(&mut self, wire: &mut Wire, asked: u64, answer: EtcdAnswer, latest: u64) {
+    fn renew(&mut self, wire: &mut Wire) {
+        match self.candidacy.lease() {
+            Some(lease) => self.ask(wire, Pending::Renew, EtcdRequest::KeepAlive(lease)),
+            None => self.fail(wire),
+        }
+    }
+
+    fn look_or_renew(&mut self, wire: &mut Wire) {
+        if wire.now() < self.renew_at { self.look(wire) } else { self.renew(wire) }
+    }
+
+    /// A node has told of a later term, so often by now: etcd is asked.
+    pub(super) fn on_heard(&mut self, wire: &mut Wire, heard: u64) {
+        self.heard = heard;
+        if self.step == Step::Idle {
+            self.look_or_renew(wire);
+        }
+    }
+
+    /// Etcd has answered.
+    pub(super) fn on_answer(&mut self, wire: &mut Wire, asked: u64, answer: EtcdAnswer) {
         let Step::Campaigning(pending) = self.step else { return };
         if asked != self.asked {
             return;
@@ -167,20 +195,21 @@ impl Election {
                 self.look(wire);
             }
             (Pending::LeaderKeyState, EtcdAnswer::Looked(revision, look)) => {
-                self.candidacy.on_heard(latest);
-                self.candidacy.on_looked(revision, look);
+                if let Some(term) = self.candidacy.on_looked(revision, look) {
+                    self.named = Some((term, self.heard_at_look));
+                }
                 if self.watches {
-                    return self.idle(wire, latest);
+                    return self.idle(wire);
                 }
                 self.wait = RETRY;
                 self.ask(wire, Pending::Watch, EtcdRequest::Watch { from: revision + 1 });
             }
             (Pending::Watch, EtcdAnswer::Watches) => {
                 self.watches = true;
-                self.idle(wire, latest);
+                self.idle(wire);
             }
             (Pending::Renew, EtcdAnswer::Renewed(ttl)) => {
-                self.candidacy.on_heard(latest);
+                self.renew_at = wire.now() + RENEW;
                 if self.candidacy.on_renewed(ttl) { self.look(wire) } else { self.fail(wire) }
             }
             _ => self.fail(wire),
@@ -188,7 +217,7 @@ impl Election {
     }
 
     /// Nothing is asked: it takes in what the watch said, and waits.
-    fn idle(&mut self, wire: &mut Wire, latest: u64) {
+    fn idle(&mut self, wire: &mut Wire) {
         if !self.watches {
             return self.fail(wire);
         }
@@ -201,10 +230,7 @@ impl Election {
         }
         while let Some((revision, change)) = self.changes.pop_front() {
             match change {
-                Change::Put(key) => {
-                    self.candidacy.on_heard(latest);
-                    self.candidacy.on_put(revision, key);
-                }
+                Change::Put(key) => self.candidacy.on_put(revision, key),
                 Change::Deleted if self.candidacy.on_deleted(revision) => {
                     let jitter = wire.up_to(JITTER);
                     return self.wait(wire, Step::Jitter, jitter);
@@ -212,13 +238,16 @@ impl Election {
                 Change::Deleted => {}
             }
         }
+        if self.heard > self.heard_at_look {
+            return self.wait(wire, Step::Jitter, ASK_AGAIN);
+        }
         self.wait(wire, Step::Idle, RENEW);
     }
 
-    pub(super) fn on_watch(&mut self, wire: &mut Wire, revision: i64, change: Change, latest: u64) {
+    pub(super) fn on_watch(&mut self, wire: &mut Wire, revision: i64, change: Change) {
         self.changes.push_back((revision, change));
         if self.step == Step::Idle {
-            self.idle(wire, latest);
+            self.idle(wire);
         }
     }
 
@@ -229,10 +258,10 @@ impl Election {
         }
     }
 
-    pub(super) fn on_drain(&mut self, wire: &mut Wire, latest: u64) {
+    pub(super) fn on_drain(&mut self, wire: &mut Wire) {
         self.drains = true;
         if self.step == Step::Idle {
-            self.idle(wire, latest);
+            self.idle(wire);
         }
     }
 }

@@ -132,6 +132,25 @@ impl Etcd {
         }
     }
 
+    /// A liar overwrites the leader's key, with one that is under no lease.
+    pub(super) fn put_false_key(&mut self, key: LeaderKey) {
+        self.data.revision += 1;
+        self.data.key = Some(key.clone());
+        self.change(Change::Put(key));
+    }
+
+    /// What a liar has put there is deleted.
+    pub(super) fn delete_false_key(&mut self) {
+        if self.data.key.as_ref().is_some_and(|key| key.lease == 0) {
+            self.delete();
+        }
+    }
+
+    /// The term of the leader that the key names.
+    pub(super) fn leader_term(&self) -> Option<u64> {
+        self.data.key.as_ref().map(LeaderKey::term)
+    }
+
     /// Leases that are over end.
     pub(super) fn expire(&mut self, now: Instant) {
         if self.is_away {

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use baton_scheduler::{Candidate, LeaderKey};
+use baton_types::ConductorId;
+
 use super::World;
 use super::node::Node;
 use super::wire::{Event, FrontendStart, Input, Place};
@@ -46,6 +49,16 @@ named! {
         NodeKill = "node-kill",
         /// Streams to the leader break for want of room.
         Behind = "behind",
+        /// A liar has a session with a node, names terms that no leader has, and goes on while all
+        /// is well.
+        LiarAtNode = "liar-at-node",
+        /// A node tells frontends of a term that no conductor has named.
+        NodeLies = "node-lies",
+        /// The leader's key is overwritten: with a conductor that does not lead, under no lease, as
+        /// of any revision.
+        FalseKey = "false-key",
+        /// A leader greets with another term than its key has.
+        LeaderLies = "leader-lies",
     }
 }
 
@@ -55,6 +68,8 @@ const EVERY_S: f64 = 0.4;
 const NOTICE: Duration = Duration::from_millis(1500);
 const LONGEST_CUT: Duration = Duration::from_secs(6);
 const LONGEST_STOP: Duration = Duration::from_secs(10);
+/// Ids of liars are above those of frontends.
+const LIARS: u64 = 1000;
 
 impl World {
     pub(super) fn on_fault(&mut self) {
@@ -124,8 +139,51 @@ impl World {
             }
             LeaderFault::NodeKill => self.end_node(node),
             LeaderFault::Behind => self.net.behind = 20,
+            LeaderFault::LiarAtNode => {
+                self.liars += 1;
+                self.lie(node, self.nodes[node].start, LIARS + self.liars);
+            }
+            LeaderFault::NodeLies => {
+                let term = self.false_term();
+                self.nodes[node].tell_lie(&mut self.net.wire, term, &self.net.starts);
+            }
+            LeaderFault::FalseKey => {
+                let revisions = [i64::MIN, -1, 0, 1, i64::MAX - 1, i64::MAX];
+                let create_revision = revisions[self.net.wire.chance.below(revisions.len() as u64) as usize];
+                let id = ConductorId(self.net.wire.chance.next_u64());
+                let leader = Candidate { id, address: front.to_string() };
+                self.etcd.put_false_key(LeaderKey { leader, lease: 0, create_revision });
+                let lasts = self.net.wire.up_to(Duration::from_secs(3));
+                self.net.wire.queue.after(lasts, Event::FalseKeyGone);
+            }
+            LeaderFault::LeaderLies => self.net.false_greeting = Some(self.false_term()),
         }
         true
+    }
+
+    /// A term that no leader has, but by chance the largest ones.
+    fn false_term(&mut self) -> u64 {
+        let known = self.etcd.leader_term().unwrap_or(1);
+        let terms = [u64::MAX, u64::MAX - 1, 1 << 63, known.wrapping_add(1), known ^ (1 << 30), 1, 0];
+        terms[self.net.wire.chance.below(terms.len() as u64) as usize]
+    }
+
+    /// A liar names a term at a node, and another one later, until it leaves or the node ends.
+    pub(super) fn lie(&mut self, node: usize, start: u64, liar: u64) {
+        if self.nodes[node].start != start {
+            return;
+        }
+        if self.net.wire.chance.below(8) == 0 {
+            return self.nodes[node].on_liar_gone(&mut self.net.wire, liar, &self.net.starts);
+        }
+        let term = self.false_term();
+        self.nodes[node].on_lie(&mut self.net.wire, liar, term, &self.net.starts);
+        let again = self.net.wire.up_to(Duration::from_secs(4)) + Duration::from_millis(100);
+        self.net.wire.queue.after(again, Event::Lie { node, start, liar });
+    }
+
+    pub(super) fn end_false_key(&mut self) {
+        self.etcd.delete_false_key();
     }
 
     fn etcd_leaves(&mut self) {
@@ -178,7 +236,7 @@ impl World {
 
     fn end_session(&mut self, front: usize, node: usize) {
         let Some(session) = self.nodes[node].sessions[front] else { return };
-        self.nodes[node].on_session_over(front, session);
+        self.nodes[node].on_session_over(&mut self.net.wire, front, session, &self.net.starts);
         let at = FrontendStart { front, start: self.net.starts[front] };
         self.net.wire.queue.after(Duration::ZERO, Event::SimFrontend(at, Input::SessionOver(node, session)));
     }

@@ -129,11 +129,10 @@ impl SimFrontend {
     /// What it knows of the leader, for who reads of a check that failed.
     pub(super) fn state(&self) -> String {
         let term = self.desk.term();
-        let latest = self.desk.latest();
         let obeyed = &self.obeyed;
         let follow = &self.follow;
         let election = &self.election;
-        format!("{:?}, term {term}, latest {latest}, {obeyed:?}, {follow:?}, {election:?}", self.at)
+        format!("{:?}, term {term}, {obeyed:?}, {follow:?}, {election:?}", self.at)
     }
 
     /// Requests that are not over.
@@ -141,14 +140,15 @@ impl SimFrontend {
         self.live.len()
     }
 
-    /// Whether something that a conductor has said waits until this one has settled.
+    /// Whether something that a conductor has said waits until this one has settled, or this one
+    /// asks etcd whether a term that a node tells of is a leader's.
     pub(super) fn holds_back(&self) -> bool {
-        self.streams.values().any(|stream| stream.held.as_ref().is_some_and(|held| !held.is_empty()))
+        !self.desk.is_certain()
+            || self.streams.values().any(|stream| stream.held.as_ref().is_some_and(|held| !held.is_empty()))
     }
 
     pub(super) fn on_input(&mut self, net: &mut Net, input: Input) {
         let now = self.now(net);
-        let latest = self.desk.latest();
         self.election.reaches_nodes = self.cluster.reaches_nodes();
         match input {
             Input::Arrival => self.on_arrival(net),
@@ -162,13 +162,13 @@ impl SimFrontend {
             }
             // The world ends its process.
             Input::Ends => {}
-            Input::Drains => self.election.on_drain(&mut net.wire, latest),
+            Input::Drains => self.election.on_drain(&mut net.wire),
             Input::Node(node, session, says) => self.on_said(net, node, session, says),
             Input::SessionOver(node, session) => self.on_session_over(net, node, session),
-            Input::Etcd(asked, answer) => self.election.on_answer(&mut net.wire, asked, answer, latest),
+            Input::Etcd(asked, answer) => self.election.on_answer(&mut net.wire, asked, answer),
             Input::EtcdSilent(asked) => self.election.on_silent(&mut net.wire, asked),
             Input::ElectionTimer(turn) => self.election.on_timer(&mut net.wire, turn),
-            Input::Watch(revision, change) => self.election.on_watch(&mut net.wire, revision, change, latest),
+            Input::Watch(revision, change) => self.election.on_watch(&mut net.wire, revision, change),
             Input::WatchEnded => self.election.on_watch_ended(&mut net.wire),
             Input::FollowTimer(turn) => {
                 if turn == self.follow.turn {
@@ -185,6 +185,10 @@ impl SimFrontend {
             Input::Closed(conn) => self.on_closed(net, conn),
         }
         self.obey(net);
+        if let Some((term, heard)) = self.election.named.take() {
+            let ties = &mut self.ties;
+            self.desk.on_etcd_named(now, term, heard, &mut self.cluster, &mut || ties.next_u64());
+        }
         self.carry_out_desk(net);
     }
 
@@ -203,8 +207,8 @@ impl SimFrontend {
                 let ties = &mut self.ties;
                 self.desk.on_elected(now, *term, SETTLE, &mut self.cluster, &mut || ties.next_u64());
             }
-            Leadership::Other { .. } => {
-                self.desk.on_step_down(now, &mut self.cluster);
+            Leadership::Other { term, .. } => {
+                self.desk.on_other_leads(now, *term, &mut self.cluster);
                 self.follow.wait = RETRY;
                 self.connect(net);
             }
@@ -222,7 +226,7 @@ impl SimFrontend {
     }
 
     fn connect(&mut self, net: &mut Net) {
-        let Leadership::Other { address } = &self.obeyed else { return };
+        let Leadership::Other { address, .. } = &self.obeyed else { return };
         let leader: usize = address.parse().expect("addresses are numbers");
         let own = Place::SimFrontend(self.at.front);
         let other = Place::SimFrontend(leader);
@@ -275,13 +279,13 @@ impl SimFrontend {
     }
 
     fn on_to_leader(&mut self, net: &mut Net, conn: u64, message: ToLeader) {
-        if let ToLeader::Greet { conductor, latest_term, attempts } = message {
+        if let ToLeader::Greet { conductor, attempts } = message {
             let now = self.now(net);
-            let Some(following) = self.desk.on_follower(now, conductor, latest_term, &attempts, &mut self.cluster)
-            else {
+            let Some(following) = self.desk.on_follower(now, conductor, &attempts, &mut self.cluster) else {
                 return net.close(conn);
             };
-            net.tell_follower(conn, FromLeader::Greeted { term: following.term });
+            let term = net.false_greeting.take().unwrap_or(following.term);
+            net.tell_follower(conn, FromLeader::Greeted { term });
             let held = following.settles.filter(|at| *at > now).map(|at| {
                 let wait = self.until(net, at);
                 self.timer.after(&mut net.wire, wait, Input::Settled(conn));
@@ -345,6 +349,15 @@ impl SimFrontend {
                         net.close(conn);
                     }
                 }
+                DeskEffect::NameLeader { term } => {
+                    for node in self.names.iter() {
+                        self.tell_node(net, node, Command::Leader { term, denied: 0 });
+                    }
+                }
+                DeskEffect::DenyTerm { node, term: denied } => {
+                    let term = self.desk.term();
+                    self.tell_node(net, &node, Command::Leader { term, denied });
+                }
                 DeskEffect::Observe(_) | DeskEffect::ReignOver { .. } => {}
             }
         }
@@ -407,6 +420,8 @@ impl SimFrontend {
         let now = self.now(net);
         if let NodeMessage::Joined(info) = says {
             self.sessions[node] = Some((session, info.generation));
+            let leader = Command::Leader { term: self.desk.term(), denied: 0 };
+            self.tell_node(net, &info.node, leader);
             return self.cluster.on_node_joined(now, *info);
         }
         if self.sessions[node].is_none_or(|(known, _)| known != session) {
@@ -416,7 +431,9 @@ impl SimFrontend {
             NodeMessage::Joined(_) => {}
             NodeMessage::Load(load) => self.cluster.on_load(now, &self.names[node], *load),
             NodeMessage::LeaderTerm(term) => {
-                self.desk.on_later_term(now, term, &mut self.cluster);
+                if let Some(heard) = self.on_leader_term(net, node, term) {
+                    self.election.on_heard(&mut net.wire, heard);
+                }
             }
             NodeMessage::Event(key, event) => {
                 if let Some(live) = self.live.get_mut(&key.request.0) {
@@ -427,8 +444,15 @@ impl SimFrontend {
         }
     }
 
+    fn on_leader_term(&mut self, net: &Net, node: usize, term: u64) -> Option<u64> {
+        let now = self.now(net);
+        let ties = &mut self.ties;
+        self.desk.on_heard(now, &self.names[node], term, &mut self.cluster, &mut || ties.next_u64())
+    }
+
     fn on_session_over(&mut self, net: &mut Net, node: usize, session: u64) {
         let Some((_, generation)) = self.sessions[node].take_if(|(known, _)| *known == session) else { return };
+        self.on_leader_term(net, node, 0);
         let now = self.now(net);
         let lost = NodeStart { node: self.names[node].clone(), generation };
         self.cluster.on_node_goodbye(now, &lost.node, generation);

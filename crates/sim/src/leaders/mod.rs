@@ -4,10 +4,12 @@
 //! `TermFence`. Etcd, the network, clocks and what nodes compute are models. Faults come for some
 //! seconds, and then all is well for some: three times.
 //!
-//! **Checked**: no two conductors decide in one term, and no node carries out an order of an
-//! earlier term than one before. Each question is answered once, or its attempt ends before. When
-//! all is well, one leads, all others follow it, and its ledger is the sum of what frontends have.
-//! At the end every request is over, and nothing is charged.
+//! **Checked**: no two conductors decide in one term. No node carries out an order of an earlier
+//! term than one before, while etcd names the leader of that one, and so does a conductor that has
+//! a session with the node. Each question is answered once, or its attempt ends before. When all is
+//! well, one leads, all others follow it, and its ledger is the sum of what frontends have: also
+//! while liars have sessions with nodes, and name other terms. At the end every request is over,
+//! and nothing is charged.
 
 mod election;
 mod etcd;
@@ -57,6 +59,8 @@ pub struct LeadersOutcome {
     pub accepted: u64,
     /// Jobs of earlier terms, which they refused.
     pub stale: u64,
+    /// Jobs of an earlier term than the one before, which they carried out.
+    pub went_back: u64,
     /// Requests that got their answer.
     pub finished: u64,
     /// Requests that did not, by reason.
@@ -74,6 +78,7 @@ impl LeadersOutcome {
         self.decided += other.decided;
         self.accepted += other.accepted;
         self.stale += other.stale;
+        self.went_back += other.went_back;
         self.finished += other.finished;
         for (why, count) in other.failed {
             *self.failed.entry(why).or_default() += count;
@@ -95,6 +100,7 @@ struct World {
     sessions: u64,
     counts: Counts,
     faults: BTreeMap<LeaderFault, u64>,
+    liars: u64,
     round: u32,
     /// What has happened to frontends since they were stopped.
     missed: Vec<Vec<(FrontendStart, Input)>>,
@@ -139,6 +145,7 @@ impl World {
             sessions: 0,
             counts: Counts::default(),
             faults: BTreeMap::new(),
+            liars: 0,
             round: 0,
             missed: (0..fronts).map(|_| Vec::new()).collect(),
             is_calm: false,
@@ -169,7 +176,8 @@ impl World {
             Event::Command { node, session, front, command } => {
                 let wire = &mut self.net.wire;
                 let starts = &self.net.starts;
-                self.nodes[node].on_command(wire, (front, session), command, starts, &mut self.counts);
+                let leader = self.etcd.leader_term();
+                self.nodes[node].on_command(wire, (front, session), command, starts, leader, &mut self.counts);
             }
             Event::Work { node, start, work } => self.on_work(node, start, work),
             Event::NodeTick => self.on_node_tick(),
@@ -185,6 +193,8 @@ impl World {
                 }
             }
             Event::EtcdBack => self.etcd_back(),
+            Event::Lie { node, start, liar } => self.lie(node, start, liar),
+            Event::FalseKeyGone => self.end_false_key(),
             Event::Fault => self.on_fault(),
             Event::Restart(place) => self.restart(place),
             Event::CutNoticed(a, b) => {
@@ -305,8 +315,10 @@ impl World {
         (self.is_calm, self.calm_since) = (true, self.net.wire.now());
         self.net.wire.heal();
         self.net.behind = 0;
+        self.net.false_greeting = None;
         (0..self.fronts.len()).for_each(|front| self.go_on(front));
         self.etcd_back();
+        self.end_false_key();
         for front in 0..self.fronts.len() {
             if self.fronts[front].as_ref().is_some_and(SimFrontend::drains) {
                 self.end_front(front);
@@ -371,6 +383,7 @@ impl World {
             decided: log.decided,
             accepted: self.counts.accepted,
             stale: self.counts.stale,
+            went_back: self.counts.went_back,
             finished: log.finished,
             failed: log.failed,
             faults: self.faults,

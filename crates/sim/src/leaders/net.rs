@@ -49,6 +49,8 @@ pub(super) struct Net {
     pub stopped_until: Vec<Option<Instant>>,
     /// Messages to a leader that find no room, of a thousand.
     pub behind: u64,
+    /// The term that the next leader greets with, in place of its own.
+    pub false_greeting: Option<u64>,
     pub log: Log,
 }
 
@@ -62,6 +64,7 @@ impl Net {
             runs: vec![false; fronts],
             stopped_until: vec![None; fronts],
             behind: 0,
+            false_greeting: None,
             log: Log::default(),
         }
     }

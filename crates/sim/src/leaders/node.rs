@@ -1,13 +1,13 @@
 //! A node that computes in no time to speak of: what it knows of leaders is production's, and what
 //! it does with jobs is not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use baton_scheduler::{RequestEvent, TermFence};
 use baton_types::{
-    DecodeEvent, DecodeTarget, ErrorKind, FetchReport, FinishReason, Generation, KvDtype, KvLayout, KvTransfer, Load,
-    NodeId, NodeInfo, NodeProfile, NodeRole, PrefillEvent, PrefillJob, Refused, RequestKey,
+    ConductorId, DecodeEvent, DecodeTarget, ErrorKind, FetchReport, FinishReason, Generation, KvDtype, KvLayout,
+    KvTransfer, Load, NodeId, NodeInfo, NodeProfile, NodeRole, PrefillEvent, PrefillJob, Refused, RequestKey,
 };
 
 use super::wire::{Command, Event, NodeMessage, Place, Wire};
@@ -37,6 +37,8 @@ pub(super) struct Job {
 pub(super) struct Counts {
     pub accepted: u64,
     pub stale: u64,
+    /// Orders of an earlier term than the one before.
+    pub went_back: u64,
 }
 
 #[derive(Debug)]
@@ -47,9 +49,20 @@ pub(super) struct Node {
     term_fence: TermFence,
     /// The term of the last order that was carried out.
     accepted: u64,
+    /// The later term that each frontend was told of.
+    told_terms: Vec<u64>,
+    /// Terms that frontends have denied while etcd did not name them, in their sessions.
+    denied: BTreeSet<(usize, u64)>,
+    /// Conductors that are none, and say what they like.
+    liars: BTreeSet<u64>,
     jobs: BTreeMap<RequestKey, Job>,
     /// The number of the session with each frontend.
     pub sessions: Vec<Option<u64>>,
+}
+
+/// Who a frontend is to a node.
+fn conductor(front: usize) -> ConductorId {
+    ConductorId(front as u64)
 }
 
 pub(super) fn name(place: usize, prefill: usize) -> NodeId {
@@ -63,7 +76,10 @@ impl Node {
         let term_fence = TermFence::default();
         let jobs = BTreeMap::new();
         let sessions = vec![None; fronts];
-        Self { place, start, role, term_fence, accepted: 0, jobs, sessions }
+        let told_terms = vec![0; fronts];
+        let denied = BTreeSet::new();
+        let liars = BTreeSet::new();
+        Self { place, start, role, term_fence, accepted: 0, told_terms, denied, liars, jobs, sessions }
     }
 
     fn info(&self, name: NodeId) -> NodeInfo {
@@ -120,19 +136,60 @@ impl Node {
     /// A session with a frontend begins.
     pub(super) fn on_session(&mut self, wire: &mut Wire, front: usize, session: u64, starts: &[u64], name: NodeId) {
         self.sessions[front] = Some(session);
+        self.told_terms[front] = 0;
         self.says(wire, (front, session), starts, NodeMessage::Joined(Box::new(self.info(name))));
         let load = NodeMessage::Load(Box::new(self.load()));
         self.says(wire, (front, session), starts, load);
-        if self.term_fence.latest() > 0 {
-            self.says(wire, (front, session), starts, NodeMessage::LeaderTerm(self.term_fence.latest()));
+        self.tell_terms(wire, starts);
+    }
+
+    /// A session is over: what its conductor asked for and said ends.
+    pub(super) fn on_session_over(&mut self, wire: &mut Wire, front: usize, session: u64, starts: &[u64]) {
+        if self.sessions[front].take_if(|known| *known == session).is_some() {
+            self.jobs.retain(|_, job| job.front != front);
+            self.term_fence.on_gone(conductor(front));
+            self.denied.retain(|(of, _)| *of != front);
+            self.tell_terms(wire, starts);
         }
     }
 
-    /// A session is over: what its conductor asked for ends.
-    pub(super) fn on_session_over(&mut self, front: usize, session: u64) {
-        if self.sessions[front].take_if(|known| *known == session).is_some() {
-            self.jobs.retain(|_, job| job.front != front);
+    fn tell_terms(&mut self, wire: &mut Wire, starts: &[u64]) {
+        for front in 0..self.sessions.len() {
+            let term = self.term_fence.later_than_named_by(conductor(front)).unwrap_or(0);
+            if let Some(session) = self.sessions[front]
+                && std::mem::replace(&mut self.told_terms[front], term) != term
+            {
+                self.says(wire, (front, session), starts, NodeMessage::LeaderTerm(term));
+            }
         }
+    }
+
+    /// A liar that has a session names a term, and sends jobs of it and of others.
+    pub(super) fn on_lie(&mut self, wire: &mut Wire, liar: u64, term: u64, starts: &[u64]) {
+        self.liars.insert(liar);
+        self.term_fence.on_named(ConductorId(liar), term);
+        assert!(self.term_fence.admit(ConductorId(liar), term.wrapping_add(1).max(1)).is_err(), "it is not named");
+        // They may deny what they like, too: that lets only their own jobs through.
+        self.term_fence.on_denied(ConductorId(liar), self.accepted);
+        let _ = self.term_fence.admit(ConductorId(liar), term);
+        self.tell_terms(wire, starts);
+    }
+
+    pub(super) fn on_liar_gone(&mut self, wire: &mut Wire, liar: u64, starts: &[u64]) {
+        if self.liars.remove(&liar) {
+            self.term_fence.on_gone(ConductorId(liar));
+            self.tell_terms(wire, starts);
+        }
+    }
+
+    /// The node itself lies to all frontends.
+    pub(super) fn tell_lie(&self, wire: &mut Wire, term: u64, starts: &[u64]) {
+        self.says_all(wire, starts, || NodeMessage::LeaderTerm(term));
+    }
+
+    /// Whether a frontend names that term.
+    fn is_named(&self, term: u64) -> bool {
+        (0..self.sessions.len()).any(|front| self.term_fence.named_by(conductor(front)) == term)
     }
 
     fn load(&self) -> Load {
@@ -150,6 +207,7 @@ impl Node {
         from: (usize, u64),
         command: Command,
         starts: &[u64],
+        leader_term: Option<u64>,
         counts: &mut Counts,
     ) {
         let (front, session) = from;
@@ -166,20 +224,28 @@ impl Node {
                     self.after(wire, 20, Work::Computed(reselect.key));
                 }
             }
+            Command::Leader { term, denied } => {
+                self.term_fence.on_named(conductor(front), term);
+                self.term_fence.on_denied(conductor(front), denied);
+                if leader_term != Some(denied) {
+                    self.denied.insert((front, denied));
+                }
+                self.tell_terms(wire, starts);
+            }
             Command::Job(term, job) => {
                 let key = job.key;
-                match self.term_fence.admit(term) {
-                    Err(stale) => {
-                        counts.stale += 1;
-                        let refused = Refused { kind: ErrorKind::Unavailable, message: stale.to_string() };
-                        self.says(wire, from, starts, NodeMessage::LeaderTerm(stale.latest));
-                        let failed = RequestEvent::Prefill(PrefillEvent::Failed(refused));
-                        return self.says(wire, from, starts, NodeMessage::Event(key, Box::new(failed)));
-                    }
-                    Ok(true) => self.says_all(wire, starts, || NodeMessage::LeaderTerm(term)),
-                    Ok(false) => {}
+                if let Err(stale) = self.term_fence.admit(conductor(front), term) {
+                    counts.stale += 1;
+                    let refused = Refused { kind: ErrorKind::Unavailable, message: stale.to_string() };
+                    let failed = RequestEvent::Prefill(PrefillEvent::Failed(refused));
+                    return self.says(wire, from, starts, NodeMessage::Event(key, Box::new(failed)));
                 }
-                assert!(term >= self.accepted, "an order of term {term} after one of term {}", self.accepted);
+                let before = self.accepted;
+                let is_over = leader_term != Some(before) || !self.is_named(before);
+                // Etcd may have it again, as after it was restored.
+                let is_denied = self.denied.contains(&(front, before));
+                assert!(term >= before || is_over || is_denied, "an order of term {term} after one of term {before}");
+                counts.went_back += u64::from(term < before);
                 self.accepted = term;
                 counts.accepted += 1;
                 self.jobs.insert(key, Job { front, session, job: *job });

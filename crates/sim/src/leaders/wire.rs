@@ -32,6 +32,11 @@ pub(super) enum Command {
     Job(u64, Box<PrefillJob>),
     Reselect(Box<Reselect>),
     Abort(RequestKey),
+    /// Who leads, and what is denied.
+    Leader {
+        term: u64,
+        denied: u64,
+    },
 }
 
 /// What a node says on a session.
@@ -84,6 +89,12 @@ pub(super) enum Event {
         work: Work,
     },
     NodeTick,
+    /// A liar at a node says something else, or leaves.
+    Lie {
+        node: usize,
+        start: u64,
+        liar: u64,
+    },
     Etcd(FrontendStart, u64, EtcdRequest),
     EtcdTick,
     Fault,
@@ -95,6 +106,8 @@ pub(super) enum Event {
     /// A frontend that was stopped goes on.
     Continue(usize),
     EtcdBack,
+    /// What a liar has put into etcd is deleted.
+    FalseKeyGone,
     Calm,
     Check(u32),
 }
