@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use baton_types::RequestKey;
+use baton_types::{ConductorId, RequestKey};
 
 pub use baton_types::NodeStart;
 
@@ -24,10 +24,37 @@ pub(crate) struct Charge {
     /// Where it decodes, until that node leaves.
     pub decode: Option<Placed>,
     pub placed: Instant,
-    /// Predicted.
-    pub ttft: Duration,
+    /// Since when it is where it is: reports from before say nothing of it.
+    pub since: Instant,
+    /// Predicted; `None` if another leader predicted it, and nothing is learnt from it.
+    pub ttft: Option<Duration>,
     /// Whether the prompt is computed.
     pub prefilled: bool,
+    /// The conductor that says that it has it; `None`: this one.
+    pub owner: Option<ConductorId>,
+}
+
+impl Charge {
+    /// One at no node.
+    pub(crate) fn new(placed: Instant, since: Instant) -> Self {
+        Self {
+            prefill: None,
+            tail: None,
+            fetch: None,
+            decode: None,
+            placed,
+            since,
+            ttft: None,
+            prefilled: false,
+            owner: None,
+        }
+    }
+
+    /// The node whose reports show it.
+    pub(crate) fn shown_at(&self) -> Option<&NodeStart> {
+        let decode = self.decode.as_ref().map(|decode| &decode.at);
+        if self.prefilled { decode } else { self.prefill.as_ref().or(decode) }
+    }
 }
 
 /// Bytes that come from another node.

@@ -216,6 +216,16 @@ impl Question {
     }
 }
 
+impl Question {
+    /// Attempts that it names.
+    pub fn names(&self) -> Vec<RequestKey> {
+        match self {
+            Self::Migrate(MigrationQuestion { key, migrated, .. }) => vec![*key, *migrated],
+            Self::Place(_) | Self::Reselect { .. } | Self::Explain(_) => vec![self.key()],
+        }
+    }
+}
+
 /// What a conductor tells the leader.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ToLeader {

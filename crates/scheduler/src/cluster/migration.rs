@@ -44,13 +44,11 @@ impl Cluster {
         let to = start.node.clone();
         let charge = DecodeCharge { begun: true, charged: now, ..charge };
         let charge = Charge {
-            prefill: None,
-            tail: None,
             fetch: Some(FetchCharge { from, bytes }),
             decode: Some(Placed { at: start, charge }),
-            placed: now,
-            ttft: Duration::ZERO,
+            ttft: Some(Duration::ZERO),
             prefilled: true,
+            ..Charge::new(now, now)
         };
         self.ledger.insert(migrated, charge, &mut self.nodes);
         Some(MigrationChoice { to, fetch })

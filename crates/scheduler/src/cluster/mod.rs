@@ -5,6 +5,7 @@
 
 mod at_decode;
 mod candidates;
+mod claims;
 mod config;
 mod declare;
 mod explain;
@@ -30,6 +31,7 @@ use baton_types::{Generation, KvEvent, Load, NodeId, NodeInfo, NodeRole, Request
 
 use crate::ledger::NodeStart;
 
+use claims::Claims;
 use ledger::{Ledger, Ttfts};
 use predictor::Predictor;
 use table::NodeTable;
@@ -52,6 +54,7 @@ pub struct Cluster {
     predictor: Predictor,
     ticked: Option<Instant>,
     ledger: Ledger,
+    claims: Claims,
 }
 
 /// Shortest time between two looks at who reports.
@@ -67,6 +70,7 @@ impl Cluster {
             predictor: Predictor::new(config.admission_quantile, config.bandwidth),
             ticked: None,
             ledger: Ledger::default(),
+            claims: Claims::default(),
         }
     }
 
@@ -96,6 +100,7 @@ impl Cluster {
     pub fn forget_charges(&mut self, now: Instant) {
         let keys: Vec<_> = self.ledger.keys().collect();
         keys.into_iter().for_each(|key| self.on_ended(now, key));
+        self.claims = Claims::default();
     }
 
     /// Who holds which blocks. Events may be applied to it, and chains looked up, while this
@@ -220,6 +225,7 @@ impl Cluster {
         self.ticked = Some(now);
         self.predictor.forget_old(now);
         self.nodes.on_tick(now, self.config.suspect_after, self.config.index_ttl);
+        self.compare_claims(now);
     }
 
     /// Changes of a node's prefix cache, or (`snapshot`) all of it, as in
@@ -281,7 +287,10 @@ impl Cluster {
 
     /// The answer is complete, with so many tokens. The attempt is over.
     pub fn on_finished(&mut self, now: Instant, key: RequestKey, output_tokens: u32) {
-        self.predictor.output_lengths.observe(output_tokens);
+        // What is not charged ended before, or never was.
+        if let Some(decode) = self.ledger.decoding(key) {
+            self.predictor.output_lengths.observe(output_tokens.min(decode.charge.max_tokens));
+        }
         self.on_ended(now, key);
     }
 
