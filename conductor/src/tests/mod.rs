@@ -58,6 +58,7 @@ stories! {
         request_of_silent_node_is_placed_again_once_another_joins,
         silent_node_without_replacement_keeps_its_request_until_lost,
         request_fails_after_two_nodes_died_with_it,
+        request_outlives_sessions_that_were_replaced,
         request_of_stalled_engine_is_placed_again_once_another_node_joins,
         restarted_node_replaces_its_earlier_generation,
         report_of_earlier_generation_is_ignored,
@@ -128,7 +129,8 @@ stories! {
         conductor_without_leader_is_not_ready_after_five_seconds,
         leader_that_hears_of_a_later_term_steps_down,
         single_conductor_adopts_latest_term_known_to_nodes,
-        later_stream_of_a_follower_ends_the_earlier_one;
+        later_stream_of_a_follower_ends_the_earlier_one,
+        attempts_that_a_stranger_declares_make_no_node_full;
     operators:
         operators_drain_and_undrain_a_node,
         operators_see_nodes_loads_and_caches,
