@@ -148,6 +148,9 @@ pub(crate) struct Steps {
     pub with: Duration,
 }
 
+/// A node that has nothing more to do for a request answers within this time.
+const ANSWER_DUE: Duration = Duration::from_secs(10);
+
 /// The sum of what a node was charged.
 #[derive(Debug, Default)]
 pub(crate) struct NodeCharges {
@@ -213,6 +216,17 @@ impl NodeCharges {
     pub(crate) fn charged_since(&self, time: Instant) -> (usize, usize) {
         let since = self.decoding.values().filter(|charge| charge.charged >= time);
         since.fold((0, 0), |(sequences, blocks), charge| (sequences + 1, blocks + charge.blocks))
+    }
+
+    /// When the last of the requests came that should have had an answer by now.
+    pub(crate) fn owes_since(&self, now: Instant) -> Option<Instant> {
+        let is_due = |since: &Instant| now.saturating_duration_since(*since) > ANSWER_DUE;
+        // What is left of the work is the node's to tell.
+        let prompt = self.backlog.arrivals().filter(is_due).max();
+        let is_busy = self.backlog.total(now) >= ANSWER_DUE.as_secs_f64();
+        let begun = self.decoding.values().filter(|charge| charge.begun).map(|charge| charge.begins);
+        let begun = begun.filter(is_due).max();
+        if is_busy { begun } else { begun.max(prompt) }
     }
 
     pub(crate) fn sequences(&self) -> usize {

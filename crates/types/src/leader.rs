@@ -288,6 +288,8 @@ pub enum LedgerEntry {
     },
     /// Its first token is out.
     FirstToken,
+    /// Its decode node has given its first one.
+    Decodes,
     /// The answer is complete.
     Finished {
         /// Its tokens.
@@ -297,4 +299,4 @@ pub enum LedgerEntry {
     Ended,
 }
 
-named!(LedgerEntry: Fetched, Pushed, FirstToken, Finished, Ended);
+named!(LedgerEntry: Fetched, Pushed, FirstToken, Decodes, Finished, Ended);

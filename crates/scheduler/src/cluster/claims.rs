@@ -1,8 +1,8 @@
 //! What other conductors say that they have.
 //!
-//! What a conductor declares, or asks for and does not end, is a claim. The reports of the nodes say
-//! how many requests they have. A declared attempt is charged once the report of its node has room
-//! for it. What was charged for another conductor and is shown by no report is given back.
+//! What a conductor declares, or asks for and does not end, is a claim. The reports of the nodes
+//! say how many requests they have. A declared attempt is charged once the report of its node has
+//! room for it. What was charged for another conductor and is shown by no report is given back.
 //!
 //! **Invariant**: claims that no report shows make no node full for longer than a few seconds.
 
@@ -261,7 +261,8 @@ mod tests {
         NodeStart { node: id(name), generation: Generation(1) }
     }
 
-    /// One of 160 tokens, that waits at `p0`, or `p1` if its number is odd, to decode at `d0` or `d1`.
+    /// One of 160 tokens, that waits at `p0`, or `p1` if its number is odd, to decode at `d0` or
+    /// `d1`.
     fn declared(n: u128) -> Declared {
         let [prefill, decode] = if n.is_multiple_of(2) { ["p0", "d0"] } else { ["p1", "d1"] };
         let terms = QueueOrdering { compute: SECOND, ..QueueOrdering::default() };

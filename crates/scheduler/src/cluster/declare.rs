@@ -26,7 +26,8 @@ impl Cluster {
             charge.decode = decode.map(|charge| Placed { at: start.clone(), charge });
         }
         if let Some(prefill) = &declared.prefill
-            && let Some(node) = self.nodes.get(&prefill.node.node).filter(|_| self.nodes.is_here(&prefill.node))
+            && self.nodes.is_here(&prefill.node)
+            && let Some(node) = self.nodes.get(&prefill.node.node)
         {
             let tokens = prefill.tokens.clamp(1, node.info().max_prompt_tokens().max(1));
             let terms = self.declared_terms(prefill, node, tokens);
@@ -53,7 +54,10 @@ impl Cluster {
     }
 
     fn declared_decode(&self, now: Instant, declared: &Declared, start: &NodeStart) -> Option<DecodeCharge> {
-        let node = self.nodes.get(&start.node).filter(|_| self.nodes.is_here(start))?;
+        if !self.nodes.is_here(start) {
+            return None;
+        }
+        let node = self.nodes.get(&start.node)?;
         let most = node.info().max_sequence_tokens();
         let prompt_tokens = declared.prompt_tokens.min(most);
         let max_tokens = declared.max_tokens.min(most);

@@ -122,6 +122,7 @@ impl Ledger {
             && let Some(node) = nodes.start_mut(at)
         {
             node.charges.add_decode(key, *charge);
+            node.trust.on_placed(charge.charged);
         }
         if let Some(fetch) = &charge.fetch {
             self.in_flight.begin(&fetch.from.node, fetch.bytes);
@@ -169,6 +170,7 @@ impl Ledger {
         for start in charge.prefill.iter().chain(&charge.tail) {
             if let Some(node) = nodes.start_mut(start) {
                 node.charges.backlog.remove(now, key);
+                node.trust.on_answer(now);
             }
         }
         Some(Ttfts { predicted: charge.ttft?, measured: now.saturating_duration_since(charge.placed) })
@@ -180,6 +182,15 @@ impl Ledger {
             && let Some(node) = nodes.start_mut(at)
         {
             node.charges.begin_decode(now, key);
+        }
+    }
+
+    /// The request's decode node has given a token.
+    pub(super) fn on_decodes(&self, now: Instant, key: RequestKey, nodes: &mut NodeTable) {
+        if let Some(Placed { at, .. }) = self.decoding(key)
+            && let Some(node) = nodes.start_mut(at)
+        {
+            node.trust.on_answer(now);
         }
     }
 

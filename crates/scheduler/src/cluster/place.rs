@@ -386,6 +386,7 @@ impl Cluster {
         let node = self.nodes.get_mut(node)?;
         node.charges.backlog.set_chunk_seconds(seconds);
         node.charges.add_prefill(now, prompt);
+        node.trust.on_placed(now);
         Some(node.info().start())
     }
 }

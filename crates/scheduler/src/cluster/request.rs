@@ -65,6 +65,7 @@ impl Cluster {
                 self.predictor.transfers.observe_push(to, transfer.bytes, layers, exposed, elapsed);
             }
             LedgerEntry::FirstToken => self.on_first_token(now, key),
+            LedgerEntry::Decodes => self.on_decodes(now, key),
             LedgerEntry::Finished { output_tokens } => self.on_finished(now, key, *output_tokens),
             LedgerEntry::Ended => self.on_ended(now, key),
         }
