@@ -183,8 +183,11 @@ impl SessionEvents for Frontend {
         let away = match (state, error) {
             (NodeState::Drained, _) => Departure::Drained,
             (_, SessionError::Silent(_)) => Departure::GivenUp,
-            // A process that dies ends no stream in order, and says nothing of another session.
-            (_, SessionError::Ended | SessionError::Replaced(_) | SessionError::Closed) => Departure::Replaced,
+            // A process that dies ends no stream in order, says nothing of another session, and
+            // answers no more.
+            (_, SessionError::Ended | SessionError::Replaced(_) | SessionError::CutOff(_) | SessionError::Closed) => {
+                Departure::Replaced
+            }
             _ => Departure::Died,
         };
         if away == Departure::Drained {
