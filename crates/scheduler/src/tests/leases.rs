@@ -62,7 +62,7 @@ fn prompt_that_needs_leased_blocks_is_not_delayed_by_new_leases() {
 fn cleared_cache_ends_its_leases() {
     let mut node = Node::new(PrefillConfig { model: model(BLOCKS), ..config() });
     node.run_alone(job(0, 0..16, 1));
-    let lease = node.lease(self::lease(7, 0..16)).unwrap();
+    let given = node.lease(lease(7, 0..16)).unwrap();
     assert_eq!(node.core.load(node.now).blocks_used, 4, "for the reader");
     node.after(MS, |core, _| core.clear_cache());
     let ended = node.take(|effect| match effect {
@@ -70,7 +70,7 @@ fn cleared_cache_ends_its_leases() {
         _ => None,
     });
     let load = node.core.load(node.now);
-    assert_eq!((ended, load.blocks_used, load.blocks_cached), (lease, 0, 0));
+    assert_eq!((ended, load.blocks_used, load.blocks_cached), (given, 0, 0));
 }
 
 #[test]
