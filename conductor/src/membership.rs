@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use baton_proto::Step;
 use baton_proto::v1::{self, node_command::Command, node_event::Event};
 use baton_scheduler::{Applied, ClusterNode, Departure, NodeState, RequestEvent};
+use baton_text::ModelLimits;
 use baton_types::{
     DecodeEvent, ErrorKind, Load, NodeInfo, NodeRole, PrefillEvent, Refused, RequestKey, TransferReport,
 };
@@ -14,6 +15,8 @@ use crate::frontend::Frontend;
 use crate::nodes::{SessionError, SessionEvents, run_session};
 use crate::unjoined::NotJoined;
 
+/// A node that takes fewer tokens of prompt and output is of no use.
+const LEAST_CONTEXT: u32 = 32;
 /// Requests that are told at once that their node is away, and how long the next ones wait.
 const AWAY_AT_ONCE: usize = 32;
 const AWAY_EVERY: Duration = Duration::from_millis(10);
@@ -58,6 +61,11 @@ fn check_model(frontend: &Frontend, info: &NodeInfo) -> Result<(), Refused> {
             frontend.model.name()
         ));
     }
+    if info.context_length < LEAST_CONTEXT.min(frontend.model.limits.context_length.unwrap_or(LEAST_CONTEXT)) {
+        let node = &info.node;
+        let has = info.context_length;
+        return refuse(format!("context_length: node {node} takes {has} tokens, but {LEAST_CONTEXT} are the least"));
+    }
     // Another vocabulary masks other tokens of a structured output.
     let own = frontend.model.grammars.digest();
     if info.vocabulary != own {
@@ -89,6 +97,13 @@ fn check_model(frontend: &Frontend, info: &NodeInfo) -> Result<(), Refused> {
     }
 }
 
+/// What a node claims of the model beyond what the model's own files say is not believed. It may
+/// take less of the context than the model.
+fn as_the_model_has_it(limits: ModelLimits, info: NodeInfo) -> NodeInfo {
+    let context_length = limits.context_length.map_or(info.context_length, |most| info.context_length.min(most));
+    NodeInfo { context_length, vocab_size: limits.vocab_size.unwrap_or(info.vocab_size), ..info }
+}
+
 impl SessionEvents for Frontend {
     fn check(&self, info: &NodeInfo) -> Result<(), SessionError> {
         check_model(self, info).map_err(|refused| SessionError::WrongNode(refused.message))
@@ -102,7 +117,7 @@ impl SessionEvents for Frontend {
         self.unjoined.on_joined(info);
         self.tell_settings(&info.node);
         self.tell_leader(&info.node);
-        self.cluster().on_node_joined(self.clock.now(), info.clone());
+        self.cluster().on_node_joined(self.clock.now(), as_the_model_has_it(self.model.limits, info.clone()));
     }
 
     fn on_silent(&self, info: &NodeInfo) {
@@ -169,6 +184,11 @@ impl SessionEvents for Frontend {
         let away = match (state, error) {
             (NodeState::Drained, _) => Departure::Drained,
             (_, SessionError::Silent(_)) => Departure::GivenUp,
+            // A process that dies ends no stream in order, says nothing of another session, and
+            // answers no more.
+            (_, SessionError::Ended | SessionError::Replaced(_) | SessionError::CutOff(_) | SessionError::Closed) => {
+                Departure::Replaced
+            }
             _ => Departure::Died,
         };
         if away == Departure::Drained {
@@ -286,5 +306,24 @@ impl Frontend {
             self.nodes.send(&info.node, Command::KvSnapshot(v1::KvSnapshotRequest {}));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_of_a_node_beyond_the_model_are_not_believed() {
+        let info =
+            |context_length, vocab_size| NodeInfo { context_length, vocab_size, ..crate::nodes::tests::info("p0", 1) };
+        let limits = ModelLimits { context_length: Some(2048), vocab_size: Some(512) };
+        for (claim, known) in [(1 << 28, 2048), (2048, 2048), (1000, 1000)] {
+            for vocabulary in [1, 512, 1 << 28] {
+                let taken = as_the_model_has_it(limits, info(claim, vocabulary));
+                assert_eq!((taken.context_length, taken.vocab_size), (known, 512));
+            }
+        }
+        assert_eq!(as_the_model_has_it(ModelLimits::default(), info(9, 8)), info(9, 8), "the files do not say");
     }
 }

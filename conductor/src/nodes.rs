@@ -25,6 +25,10 @@ const SUSPECT_AFTER: u32 = 8;
 /// If it is silent so often, its session is closed: ten seconds.
 const LOST_AFTER: u32 = 40;
 
+/// How long a node whose connection broke may take to answer on another one. Its requests wait for
+/// that.
+const STILL_THERE: Duration = Duration::from_millis(300);
+
 /// Nodes that may be dialled at once: who only says that it is a node is not one yet.
 const MAX_DIALS: usize = 256;
 
@@ -78,6 +82,12 @@ pub enum SessionError {
     /// The node ended it.
     #[error("the node ended it")]
     Ended,
+    /// Another session of this conductor took its place at the node.
+    #[error("replaced: {0}")]
+    Replaced(String),
+    /// The connection broke, and the node still answers.
+    #[error("cut off from the node, which still answers: {0}")]
+    CutOff(String),
     /// It broke off.
     #[error("the session broke: {0}")]
     Broken(String),
@@ -263,7 +273,15 @@ async fn listen(
                 }
             }
             Some(Ok(None)) => return SessionError::Ended,
-            Some(Err(status)) => return SessionError::Broken(baton_proto::reason_of_status(&status)),
+            Some(Err(status)) => {
+                let reason = baton_proto::reason_of_status(&status);
+                if baton_proto::kind_of_status(&status) == ErrorKind::Conflict {
+                    return SessionError::Replaced(reason);
+                }
+                // What the node says itself has no cause: then it has failed.
+                let is_cut = std::error::Error::source(&status).is_some() && still_answers(info, clock).await;
+                return if is_cut { SessionError::CutOff(reason) } else { SessionError::Broken(reason) };
+            }
             None => {
                 silent += 1;
                 match silent {
@@ -275,6 +293,20 @@ async fn listen(
             }
         }
     }
+}
+
+/// Whether the very start of a node answers on another connection: then it has not died. It is
+/// asked to release a lease that does not exist, which a later start of it refuses.
+async fn still_answers(info: &NodeInfo, clock: &dyn Clock) -> bool {
+    let generation = info.generation.to_string();
+    let release = v1::ReleaseLeaseRequest {
+        lease: u64::MAX,
+        reader_node: info.node.to_string(),
+        reader_generation: generation.clone(),
+        target_generation: generation,
+    };
+    let answer = async { NodeSessions::client(&info.address).await.ok()?.release_lease(release).await.ok() };
+    within(clock, STILL_THERE, answer).await.flatten().is_some()
 }
 
 /// Dials, says hello, and hears who answers.

@@ -10,7 +10,9 @@ use baton_proto::v1;
 use baton_proto::v1::generate_request::Prompt as WirePrompt;
 use baton_runtime::Clock;
 use baton_scheduler::{Refusal, RequestError, SequenceLimits as Limits};
-use baton_text::{ChatMessage, ChatTemplate, Conversation, EncodeOptions, StopStrings, TextError, Tokenizer, ToolCall};
+use baton_text::{
+    ChatMessage, ChatTemplate, Conversation, EncodeOptions, ModelLimits, StopStrings, TextError, Tokenizer, ToolCall,
+};
 use baton_types::{
     ErrorKind, InvalidSampling, MAX_BAD_WORDS, MAX_GRAMMAR_BYTES, SamplingDefaults, SamplingParams, Slo, Tbt, TokenId,
     Ttft,
@@ -53,6 +55,8 @@ pub struct TextModel {
     pub longest_token: usize,
     /// Sampling of HTTP requests that leave it open.
     pub sampling_defaults: SamplingDefaults,
+    /// What its files say of how much it takes.
+    pub limits: ModelLimits,
     /// What day it is, for chat templates that say so.
     pub clock: Arc<dyn Clock>,
 }
@@ -552,6 +556,7 @@ pub(crate) mod tests {
             max_prompt_bytes: 4000,
             longest_token,
             sampling_defaults: SamplingDefaults::default(),
+            limits: ModelLimits::default(),
             clock: Arc::new(ManualClock::default()),
         }
     }

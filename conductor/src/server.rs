@@ -12,7 +12,7 @@ use baton_runtime::settings::{self, BadSetting, Loaded};
 use baton_runtime::telemetry::init_logs;
 use baton_runtime::{Clock, Drain, Phase, Signals, SystemClock, Telemetry, error_chain, random_u64, within};
 use baton_scheduler::TICK_INTERVAL;
-use baton_text::{ChatTemplate, Tokenizer};
+use baton_text::{ChatTemplate, ModelLimits, Tokenizer};
 use baton_types::{ConductorId, SamplingDefaults};
 
 use crate::config::{GenerationConfig, LONGEST_WAIT, STALL_TIMEOUTS, Settings};
@@ -177,6 +177,7 @@ fn text_model(settings: &Settings, clock: Arc<dyn Clock>) -> anyhow::Result<Text
             max_prompt_bytes,
             longest_token,
             sampling_defaults: SamplingDefaults::default(),
+            limits: ModelLimits::default(),
             clock,
         });
     }
@@ -207,9 +208,21 @@ fn text_model(settings: &Settings, clock: Arc<dyn Clock>) -> anyhow::Result<Text
             "the model's authors advise this sampling; generation_config = none ignores it"
         );
     }
+    let limits =
+        baton_text::model_limits(&file).map_err(|error| bad(format!("{}: {}", path.display(), error_chain(&error))))?;
     let names = named(model_name(path));
     let longest_token = tokenizer.longest_token();
-    Ok(TextModel { names, tokenizer, template, grammars, max_prompt_bytes, longest_token, sampling_defaults, clock })
+    Ok(TextModel {
+        names,
+        tokenizer,
+        template,
+        grammars,
+        max_prompt_bytes,
+        longest_token,
+        sampling_defaults,
+        limits,
+        clock,
+    })
 }
 
 /// Folds histograms and lets the cluster notice what did not happen.

@@ -67,17 +67,26 @@ pub(super) async fn lookup(
 }
 
 /// Has one node, or with an empty name every node that has a session, clear its cache; names of
-/// those that were told to.
+/// those that were told to, and what requests hold there.
 pub(super) fn clear(frontend: &Frontend, name: &str) -> Result<v1::ClearCacheResponse, GenerateError> {
     let command = || v1::node_command::Command::ClearCache(v1::ClearCacheCommand {});
     if name.is_empty() {
         let nodes: Vec<NodeId> = frontend.cluster().nodes().map(|node| node.info().node.clone()).collect();
-        let told = nodes.iter().filter(|node| frontend.nodes.send(node, command())).map(ToString::to_string).collect();
-        return Ok(v1::ClearCacheResponse { nodes: told });
+        let told: Vec<_> = nodes.into_iter().filter(|node| frontend.nodes.send(node, command())).collect();
+        return Ok(cleared(frontend, &told));
     }
     let node = known_node(frontend, name)?;
     frontend.tell(&node, command())?;
-    Ok(v1::ClearCacheResponse { nodes: vec![node.to_string()] })
+    Ok(cleared(frontend, &[node]))
+}
+
+fn cleared(frontend: &Frontend, told: &[NodeId]) -> v1::ClearCacheResponse {
+    let cluster = frontend.cluster();
+    let held = |node: &NodeId| cluster.node(node).map_or(0, |node| node.load().blocks_used);
+    v1::ClearCacheResponse {
+        nodes: told.iter().map(ToString::to_string).collect(),
+        held_blocks: told.iter().map(held).collect(),
+    }
 }
 
 /// The node of that name, if the conductor knows one.

@@ -7,11 +7,12 @@ use baton_proto::v1::node_command::Command;
 use baton_proto::v1::node_event::Event;
 use baton_proto::{PROTOCOL_VERSION, v1};
 use baton_runtime::ManualClock;
-use baton_types::{ErrorKind, FetchReport, PrefillEvent, Refused};
+use baton_types::{Attempt, ErrorKind, FetchReport, PrefillEvent, QueueOrdering, Refused, RequestId, RequestKey};
 use tokio::task::JoinHandle;
 use tonic::Code;
 
 use super::client::request;
+use super::node::FakeNode;
 use super::world::{World, settings, soon, until};
 use crate::leader::{LinkError, follow};
 
@@ -38,6 +39,12 @@ impl World {
 
     fn placed(&self) -> usize {
         self.frontend.cluster().placed()
+    }
+
+    /// All nodes report so many requests from now on.
+    async fn shows(&mut self, running: u32) {
+        self.nodes.values_mut().for_each(|node| node.load.running = running);
+        self.report().await;
     }
 
     async fn until_placed(&self, requests: usize) {
@@ -185,6 +192,7 @@ pub async fn new_leader_learns_running_requests_from_followers() {
     until("no conductor leads", || (!w.frontend.desk.has_leader()).then_some(())).await;
     leader.frontend.lead(3, SETTLE);
     w.frontend.other_leads(3);
+    leader.shows(1).await;
     let waits = w.ask(request("ho", 2));
     let _link = w.follows(&leader).await;
     leader.until_placed(1).await;
@@ -222,6 +230,7 @@ pub async fn placements_of_lost_follower_are_released_after_ten_seconds() {
     let link = w.follows(&leader).await;
     let _answer = w.generate(request("hi", 3)).await;
     w.job().await;
+    leader.shows(1).await;
     link.abort();
     leader.pass(Duration::from_secs(9)).await;
     assert_eq!(leader.placed(), 1, "it may be back");
@@ -431,6 +440,7 @@ pub async fn later_stream_of_a_follower_ends_the_earlier_one() {
     let mut answer = w.generate(request("hi", 2)).await;
     let job = w.job().await;
     leader.until_placed(1).await;
+    leader.shows(2).await;
     let frontend = Arc::clone(&w.frontend);
     let address = leader.addresses.grpc.to_string();
     let _second = tokio::spawn(async move { follow(&frontend, &address).await });
@@ -448,4 +458,51 @@ pub async fn later_stream_of_a_follower_ends_the_earlier_one() {
     w.node("d0").last_token(job.key, 1, 'b');
     answer.end().await.unwrap();
     leader.until_placed(1).await;
+}
+
+/// A stranger's stream, which greets with these attempts.
+async fn stranger(leader: &World, attempts: Vec<v1::DeclaredAttempt>) -> tonic::Streaming<v1::LeaderMessage> {
+    let mut client = v1::leader_client::LeaderClient::new(leader.channel());
+    let conductor_id = baton_types::ConductorId(attempts.len() as u64).to_string();
+    let greet = v1::Greet { protocol_version: PROTOCOL_VERSION, conductor_id, attempts };
+    let greet = v1::FollowerMessage { message: Some(v1::follower_message::Message::Greet(greet)) };
+    let messages = tokio_stream::StreamExt::chain(tokio_stream::once(greet), tokio_stream::pending());
+    let mut stream = soon(client.follow(messages)).await.unwrap().into_inner();
+    soon(stream.message()).await.unwrap();
+    stream
+}
+
+pub async fn attempts_that_a_stranger_declares_make_no_node_full() {
+    let mut w = World::with(&["p0", "d0"]).await;
+    w.report().await;
+    let start = |node: &FakeNode| v1::NodeStart {
+        node: node.info.node.to_string(),
+        generation: node.info.generation.to_string(),
+    };
+    let [prefill, decode] = ["p0", "d0"].map(|name| start(w.node(name)));
+    let attempt = |n: u128| v1::DeclaredAttempt {
+        key: Some(RequestKey { request: RequestId(n), attempt: Attempt(0) }.into()),
+        ttft_s: 1.0,
+        prefill: Some(v1::DeclaredPrefill {
+            node: Some(prefill.clone()),
+            queue: Some((&QueueOrdering { compute: Duration::from_secs(1), ..QueueOrdering::default() }).into()),
+            priority: 0,
+            tokens: 100,
+        }),
+        decode: Some(decode.clone()),
+        prompt_tokens: 100,
+        max_tokens: 100,
+        ..v1::DeclaredAttempt::default()
+    };
+    let mut streams = Vec::new();
+    for attempts in [3000, 1, 2, 3000, 2999] {
+        streams.push(stranger(&w, (0..attempts).map(attempt).collect()).await);
+        let mut answer = w.generate(request("hi", 2)).await;
+        let job = w.job().await;
+        w.node("p0").computes(job.key, 'a');
+        w.node("d0").last_token(job.key, 1, 'b');
+        answer.end().await.unwrap();
+        w.until_placed(0).await;
+    }
+    w.ends().await;
 }

@@ -58,6 +58,7 @@ stories! {
         request_of_silent_node_is_placed_again_once_another_joins,
         silent_node_without_replacement_keeps_its_request_until_lost,
         request_fails_after_two_nodes_died_with_it,
+        request_outlives_sessions_that_were_replaced,
         request_of_stalled_engine_is_placed_again_once_another_node_joins,
         restarted_node_replaces_its_earlier_generation,
         report_of_earlier_generation_is_ignored,
@@ -135,7 +136,8 @@ stories! {
         term_in_a_greeting_is_not_heard,
         leader_that_greets_with_another_term_than_its_key_has_is_not_followed,
         leader_that_does_not_greet_is_left_after_two_seconds,
-        later_stream_of_a_follower_ends_the_earlier_one;
+        later_stream_of_a_follower_ends_the_earlier_one,
+        attempts_that_a_stranger_declares_make_no_node_full;
     operators:
         operators_drain_and_undrain_a_node,
         operators_see_nodes_loads_and_caches,

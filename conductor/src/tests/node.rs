@@ -140,6 +140,12 @@ impl FakeNode {
         let _ = self.session.take().unwrap().events.send(Err(Status::unavailable("killed")));
     }
 
+    /// Another session takes the place of the conductor's.
+    pub fn is_taken_over(&mut self) {
+        let status = baton_proto::status(ErrorKind::Conflict, "another session of this conductor took its place", None);
+        let _ = self.session.take().unwrap().events.send(Err(status));
+    }
+
     /// It ends its session itself.
     pub fn leave(&mut self) {
         self.session = None;

@@ -183,6 +183,29 @@ pub async fn node_that_does_not_greet_is_dialled_again_after_five_seconds() {
     w.ends().await;
 }
 
+pub async fn request_outlives_sessions_that_were_replaced() {
+    let mut w = World::with(&["p0", "p1", "d0"]).await;
+    let mut answer = w.generate(request("hi", 2)).await;
+    // A stranger takes the conductor's place at one node after the other, which ask for it again.
+    for turn in 0..4 {
+        let job = w.job().await;
+        w.node(&job.node).started(job.key);
+        if turn < 2 {
+            w.node(&job.node).is_taken_over();
+        } else {
+            // An earlier version of a node says nothing of it.
+            w.node(&job.node).leave();
+        }
+        w.until_state(&job.node, "lost").await;
+        w.begin_session(&job.node).await;
+    }
+    let job = w.job().await;
+    w.node(&job.node).computes(job.key, 'a');
+    w.node("d0").last_token(job.key, 1, 'b');
+    answer.end().await.unwrap();
+    w.ends().await;
+}
+
 pub async fn request_fails_after_two_nodes_died_with_it() {
     let mut w = World::with(&["p0", "p1", "p2", "d0"]).await;
     let mut answer = w.generate(request("hi", 2)).await;

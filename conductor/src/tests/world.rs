@@ -38,7 +38,7 @@ pub struct World {
     pub clock: ManualClock,
     pub frontend: Arc<Frontend>,
     pub addresses: Addresses,
-    nodes: BTreeMap<String, FakeNode>,
+    pub nodes: BTreeMap<String, FakeNode>,
     channel: Channel,
     signals: mpsc::UnboundedSender<&'static str>,
     server: JoinHandle<anyhow::Result<()>>,

@@ -40,13 +40,23 @@ async fn lookup(args: &CacheLookupArgs, conductor: &str, json: bool) -> Result<(
 async fn clear(args: &CacheClearArgs, conductor: &str, json: bool) -> Result<(), CliError> {
     let conductor = Conductor::connect(conductor).await?;
     let request = v1::ClearCacheRequest { node: args.node.clone().unwrap_or_default() };
-    let told = conductor.cluster().clear_cache(request).await?.into_inner().nodes;
-    let text = match (json, told.is_empty()) {
-        (true, _) => json!({ "nodes": told }).to_string(),
-        (false, true) => "no node has a session with the conductor".to_owned(),
-        (false, false) => format!("told to clear: {}", told.join(", ")),
-    };
+    let told = conductor.cluster().clear_cache(request).await?.into_inner();
+    let text =
+        if json { json!({ "nodes": told.nodes, "held_blocks": told.held_blocks }).to_string() } else { cleared(&told) };
     Ok(line(&text)?)
+}
+
+fn cleared(told: &v1::ClearCacheResponse) -> String {
+    if told.nodes.is_empty() {
+        return "no node has a session with the conductor".to_owned();
+    }
+    let held = told.nodes.iter().zip(&told.held_blocks).filter(|(_, blocks)| **blocks > 0);
+    let held: Vec<_> = held.map(|(node, blocks)| format!("{blocks} of {node}")).collect();
+    let left = match held.as_slice() {
+        [] => String::new(),
+        held => format!("\nblocks that requests hold stay until they end: {}", held.join(", ")),
+    };
+    format!("told to clear: {}{left}", told.nodes.join(", "))
 }
 
 const NODES: [&str; 10] =

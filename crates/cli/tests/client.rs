@@ -296,7 +296,8 @@ fn cache_command_shows_looks_up_and_clears() {
     let json: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((&json["prompt_tokens"], &json["matches"][0]["node"]), (&8.into(), &"decode-0".into()), "raw: hi|");
     let (_, out, _) = run(&fake, &["cache", "clear"]);
-    assert_eq!(out, "told to clear: prefill-0, decode-0\n");
+    let held = "blocks that requests hold stay until they end: 7 of decode-0";
+    assert_eq!(out, format!("told to clear: prefill-0, decode-0\n{held}\n"));
     let (output, out, err) = run(&fake, &["cache", "clear", "x"]);
     assert_eq!((output.status.code(), out.as_str(), err.as_str()), (Some(2), "", "baton: node: no node 'x'\n"));
 }

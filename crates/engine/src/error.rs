@@ -42,7 +42,9 @@ impl EngineError {
             Self::Format(error) => error.kind(),
             Self::Model(_) | Self::Options { .. } => ErrorKind::Invalid,
             Self::Memory(_) => ErrorKind::Unavailable,
-            Self::Invalid(_) | Self::NotFinite { .. } => ErrorKind::Internal,
+            Self::Invalid(_) => ErrorKind::Internal,
+            // What it attended to is no good: it may be, if it is computed anew.
+            Self::NotFinite { .. } => ErrorKind::DataLoss,
         }
     }
 }

@@ -116,6 +116,11 @@ impl Backlog {
         self.entries.len()
     }
 
+    /// When those arrived that wait or are computed.
+    pub(crate) fn arrivals(&self) -> impl Iterator<Item = Instant> {
+        self.places.iter().map(|place| place.arrived)
+    }
+
     /// How long the node's chunks take from now on.
     pub(crate) fn set_chunk_seconds(&mut self, seconds: ChunkSeconds) {
         self.chunk_seconds = ChunkSeconds { full: seconds.full.max(MIN_CHUNK), ..seconds };

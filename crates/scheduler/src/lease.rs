@@ -152,6 +152,12 @@ impl Leases {
         self.release(pool, &lease.into())
     }
 
+    /// Ends all of them: what they read is to be forgotten. To be called until `None`.
+    pub fn end(&mut self, pool: &mut BlockPool) -> Option<LeaseEffect> {
+        let lease = *self.open.keys().next()?;
+        self.release(pool, &lease.into())
+    }
+
     /// A reader is gone: the time of its leases is up.
     pub fn on_reader_lost(&mut self, now: Instant, reader: &NodeStart) {
         let its = self.open.values_mut().filter(|lease| lease.reader == *reader);

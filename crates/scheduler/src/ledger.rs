@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use baton_types::RequestKey;
+use baton_types::{ConductorId, RequestKey};
 
 pub use baton_types::NodeStart;
 
@@ -24,10 +24,37 @@ pub(crate) struct Charge {
     /// Where it decodes, until that node leaves.
     pub decode: Option<Placed>,
     pub placed: Instant,
-    /// Predicted.
-    pub ttft: Duration,
+    /// Since when it is where it is: reports from before say nothing of it.
+    pub since: Instant,
+    /// Predicted; `None` if another leader predicted it, and nothing is learnt from it.
+    pub ttft: Option<Duration>,
     /// Whether the prompt is computed.
     pub prefilled: bool,
+    /// The conductor that says that it has it; `None`: this one.
+    pub owner: Option<ConductorId>,
+}
+
+impl Charge {
+    /// One at no node.
+    pub(crate) fn new(placed: Instant, since: Instant) -> Self {
+        Self {
+            prefill: None,
+            tail: None,
+            fetch: None,
+            decode: None,
+            placed,
+            since,
+            ttft: None,
+            prefilled: false,
+            owner: None,
+        }
+    }
+
+    /// The node whose reports show it.
+    pub(crate) fn shown_at(&self) -> Option<&NodeStart> {
+        let decode = self.decode.as_ref().map(|decode| &decode.at);
+        if self.prefilled { decode } else { self.prefill.as_ref().or(decode) }
+    }
 }
 
 /// Bytes that come from another node.
@@ -121,6 +148,9 @@ pub(crate) struct Steps {
     pub with: Duration,
 }
 
+/// A node that has nothing more to do for a request answers within this time.
+const ANSWER_DUE: Duration = Duration::from_secs(10);
+
 /// The sum of what a node was charged.
 #[derive(Debug, Default)]
 pub(crate) struct NodeCharges {
@@ -186,6 +216,17 @@ impl NodeCharges {
     pub(crate) fn charged_since(&self, time: Instant) -> (usize, usize) {
         let since = self.decoding.values().filter(|charge| charge.charged >= time);
         since.fold((0, 0), |(sequences, blocks), charge| (sequences + 1, blocks + charge.blocks))
+    }
+
+    /// When the last of the requests came that should have had an answer by now.
+    pub(crate) fn owes_since(&self, now: Instant) -> Option<Instant> {
+        let is_due = |since: &Instant| now.saturating_duration_since(*since) > ANSWER_DUE;
+        // What is left of the work is the node's to tell.
+        let prompt = self.backlog.arrivals().filter(is_due).max();
+        let is_busy = self.backlog.total(now) >= ANSWER_DUE.as_secs_f64();
+        let begun = self.decoding.values().filter(|charge| charge.begun).map(|charge| charge.begins);
+        let begun = begun.filter(is_due).max();
+        if is_busy { begun } else { begun.max(prompt) }
     }
 
     pub(crate) fn sequences(&self) -> usize {

@@ -4,7 +4,7 @@
 //! Blocks are pinned while they are written. How many at once is bounded, and so is how many wait
 //! for it. Under a load that the disk cannot follow some are not written, which costs a miss later.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use baton_kv_cache::BlockPool;
@@ -37,11 +37,13 @@ pub enum TierEffect {
         /// Where they go, in the same order.
         destinations: Vec<BlockId>,
     },
+    /// Forget these blocks. No answer.
+    Forget(Vec<BlockHash>),
     /// Forget everything. No answer.
     Clear,
 }
 
-crate::named!(TierEffect: Store, Load, Clear);
+crate::named!(TierEffect: Store, Load, Forget, Clear);
 
 /// What a core hears of its tier. Both cores hear the same.
 pub trait TieredCore {
@@ -91,12 +93,23 @@ pub struct Stores {
     /// Oldest first; a block that is not in the arena any more when its turn comes is passed over.
     queued: VecDeque<(BlockHash, Option<BlockHash>)>,
     under_way: BTreeMap<BlockHash, (BlockId, Option<BlockHash>)>,
+    /// Of those under way, what is to be forgotten once it is written.
+    unwanted: BTreeSet<BlockHash>,
+    /// What was written all the same.
+    to_forget: Vec<BlockHash>,
 }
 
 impl Stores {
     /// At most `max` writes at once.
     pub fn new(max: usize) -> Self {
-        Self { max, stopped: false, queued: VecDeque::new(), under_way: BTreeMap::new() }
+        Self {
+            max,
+            stopped: false,
+            queued: VecDeque::new(),
+            under_way: BTreeMap::new(),
+            unwanted: BTreeSet::new(),
+            to_forget: Vec::new(),
+        }
     }
 
     /// A block is full: it goes to the tier when its turn comes.
@@ -112,6 +125,9 @@ impl Stores {
 
     /// The next write, if one more may begin; to be called until `None`.
     pub fn start(&mut self, pool: &mut BlockPool) -> Option<TierEffect> {
+        if !self.to_forget.is_empty() {
+            return Some(TierEffect::Forget(std::mem::take(&mut self.to_forget)));
+        }
         while self.under_way.len() < self.max {
             let (hash, parent) = self.queued.pop_front()?;
             let known = pool.is_below(hash) || self.under_way.contains_key(&hash);
@@ -127,11 +143,21 @@ impl Stores {
     /// A write is over. `false`: it is not known.
     pub fn done(&mut self, pool: &mut BlockPool, hash: BlockHash, stored: bool) -> bool {
         let Some((block, parent)) = self.under_way.remove(&hash) else { return false };
-        if stored {
-            pool.stored_below(hash, parent);
+        match (stored, self.unwanted.remove(&hash)) {
+            (true, false) => pool.stored_below(hash, parent),
+            (true, true) => self.to_forget.push(hash),
+            (false, _) => {}
         }
         pool.release(&[block]);
         true
+    }
+
+    /// These blocks are no good.
+    pub fn forget(&mut self, hashes: Vec<BlockHash>) -> Option<TierEffect> {
+        let unwanted: BTreeSet<_> = hashes.iter().copied().collect();
+        self.queued.retain(|(hash, _)| !unwanted.contains(hash));
+        self.unwanted.extend(self.under_way.keys().filter(|hash| unwanted.contains(*hash)));
+        (self.max > 0 && !hashes.is_empty()).then_some(TierEffect::Forget(hashes))
     }
 
     /// The node takes nothing new: what has not begun is not written.
@@ -148,12 +174,18 @@ impl Stores {
     /// Everything is to be forgotten.
     pub fn clear(&mut self) -> Option<TierEffect> {
         self.queued.clear();
+        self.unwanted.extend(self.under_way.keys());
         (self.max > 0).then_some(TierEffect::Clear)
     }
 
     /// Whether nothing is written.
     pub fn is_idle(&self) -> bool {
         self.under_way.is_empty()
+    }
+
+    /// Hashes of the blocks that are being written.
+    pub fn under_way(&self) -> Vec<BlockHash> {
+        self.under_way.keys().copied().collect()
     }
 
     /// Blocks that are being written.
@@ -165,4 +197,43 @@ impl Stores {
 /// Blocks after the first `held` of these that the tier holds.
 pub(crate) fn stored_after(pool: &BlockPool, hashes: &[BlockHash], held: usize) -> usize {
     hashes[held..].iter().take_while(|hash| pool.is_below(**hash)).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pool whose first block is being written.
+    fn writing() -> (BlockPool, Stores, BlockHash) {
+        let hash = BlockHash([1; 16]);
+        let mut pool = BlockPool::new(4, 100);
+        let mut stores = Stores::new(2);
+        let blocks = pool.allocate(1).unwrap();
+        pool.complete(blocks[0], hash, None);
+        stores.queue(&pool, hash, None);
+        assert!(matches!(stores.start(&mut pool), Some(TierEffect::Store { .. })));
+        pool.release(&blocks);
+        (pool, stores, hash)
+    }
+
+    #[test]
+    fn block_that_is_being_written_is_forgotten_when_it_is_there() {
+        for clears in [false, true] {
+            let (mut pool, mut stores, hash) = writing();
+            if clears {
+                pool.clear_cached();
+                assert_eq!(stores.clear(), Some(TierEffect::Clear));
+            } else {
+                let forgotten = pool.forget_with_successors(&[hash]);
+                assert_eq!(stores.forget(forgotten), Some(TierEffect::Forget(vec![hash])));
+            }
+            assert!(stores.done(&mut pool, hash, true));
+            assert!(!pool.is_below(hash), "clears: {clears}");
+            assert_eq!(stores.start(&mut pool), Some(TierEffect::Forget(vec![hash])));
+            assert_eq!(stores.start(&mut pool), None);
+        }
+        let (mut pool, mut stores, hash) = writing();
+        stores.done(&mut pool, hash, true);
+        assert!(pool.is_below(hash));
+    }
 }

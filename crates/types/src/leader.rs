@@ -216,6 +216,16 @@ impl Question {
     }
 }
 
+impl Question {
+    /// Attempts that it names.
+    pub fn names(&self) -> Vec<RequestKey> {
+        match self {
+            Self::Migrate(MigrationQuestion { key, migrated, .. }) => vec![*key, *migrated],
+            Self::Place(_) | Self::Reselect { .. } | Self::Explain(_) => vec![self.key()],
+        }
+    }
+}
+
 /// What a conductor tells the leader.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ToLeader {
@@ -276,6 +286,8 @@ pub enum LedgerEntry {
     },
     /// Its first token is out.
     FirstToken,
+    /// Its decode node has given its first one.
+    Decodes,
     /// The answer is complete.
     Finished {
         /// Its tokens.
@@ -285,4 +297,4 @@ pub enum LedgerEntry {
     Ended,
 }
 
-named!(LedgerEntry: Fetched, Pushed, FirstToken, Finished, Ended);
+named!(LedgerEntry: Fetched, Pushed, FirstToken, Decodes, Finished, Ended);

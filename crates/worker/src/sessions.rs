@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
@@ -11,16 +11,18 @@ use baton_proto::v1;
 use baton_runtime::settings::BadSetting;
 use baton_runtime::telemetry::{LogFilter, set_log_filter};
 use baton_scheduler::{StaleTerm, TermFence};
-use baton_types::ConductorId;
+use baton_types::{ConductorId, ErrorKind};
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-/// Messages that may wait for one conductor, and their bytes. One that reads slower than this loses
-/// its session, and with it its requests: it cannot be served, and must not hold up the others.
+/// Messages that may wait for one conductor. One that reads slower than this loses its session, and
+/// with it its requests: it cannot be served, and must not hold up the others.
 const QUEUED_EVENTS: usize = 8192;
+/// Bytes of messages that may wait for all conductors together. If there are more, the one that has
+/// left most unread loses its session.
 const QUEUED_BYTES: usize = 256 << 20;
 /// Most conductors at once.
 const MAX_SESSIONS: usize = 32;
@@ -49,22 +51,32 @@ impl NamingPace {
 
 /// What a session's response stream carries.
 pub struct EventReceiver {
-    events: mpsc::Receiver<(usize, v1::NodeEvent)>,
+    events: Events,
     queued: Arc<AtomicUsize>,
-    broken: Arc<AtomicBool>,
+    error: Ending,
+}
+
+/// What waits for a conductor. A session that ends takes it along: its stream may stay, unread.
+type Events = Arc<Mutex<mpsc::Receiver<(usize, v1::NodeEvent)>>>;
+
+/// What a session's stream ends with, if not in order.
+type Ending = Arc<Mutex<Option<Status>>>;
+
+fn end_with(error: &Ending, kind: ErrorKind, message: &str) {
+    *error.lock().unwrap_or_else(PoisonError::into_inner) = Some(baton_proto::status(kind, message, None));
 }
 
 impl Stream for EventReceiver {
     type Item = Result<v1::NodeEvent, Status>;
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        Poll::Ready(match ready!(self.events.poll_recv(cx)) {
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let polled = self.events.lock().unwrap_or_else(PoisonError::into_inner).poll_recv(cx);
+        Poll::Ready(match ready!(polled) {
             Some((bytes, event)) => {
                 self.queued.fetch_sub(bytes, Ordering::Relaxed);
                 Some(Ok(event))
             }
-            None if self.broken.swap(false, Ordering::AcqRel) => Some(Err(Status::aborted("this node has failed"))),
-            None => None,
+            None => self.error.lock().unwrap_or_else(PoisonError::into_inner).take().map(Err),
         })
     }
 }
@@ -75,8 +87,9 @@ struct Session {
     /// command.
     ended: CancellationToken,
     events: mpsc::Sender<(usize, v1::NodeEvent)>,
+    unread: Events,
     queued: Arc<AtomicUsize>,
-    broken: Arc<AtomicBool>,
+    error: Ending,
     /// The later term that its conductor was told of; 0: none.
     told_term: u64,
     /// What its conductor says is set at run time.
@@ -101,12 +114,24 @@ impl TryFrom<v1::NodeSettings> for Settings {
 }
 
 impl Session {
+    /// Bytes that wait.
+    fn queued(&self) -> usize {
+        self.queued.load(Ordering::Relaxed)
+    }
+
+    /// Nothing is kept for a conductor that is gone, or does not read.
+    fn drop_unread(&self) {
+        let mut unread = self.unread.lock().unwrap_or_else(PoisonError::into_inner);
+        unread.close();
+        while unread.try_recv().is_ok() {}
+    }
+
     /// `false`: there is no room.
     fn send(&self, event: v1::node_event::Event) -> bool {
         let event = v1::NodeEvent { event: Some(event) };
         let bytes = event.encoded_len();
-        let queued = self.queued.fetch_add(bytes, Ordering::Relaxed);
-        queued <= QUEUED_BYTES && self.events.try_send((bytes, event)).is_ok()
+        self.queued.fetch_add(bytes, Ordering::Relaxed);
+        self.events.try_send((bytes, event)).is_ok()
     }
 }
 
@@ -120,13 +145,22 @@ struct Inner {
 }
 
 impl Inner {
-    /// Nothing that a conductor said outlasts its session.
+    /// Nothing that a conductor said outlasts its session, and nothing waits for it.
     fn remove(&mut self, conductor: ConductorId) -> Option<Session> {
         let session = self.sessions.remove(&conductor)?;
+        session.drop_unread();
         self.term_fence.on_gone(conductor);
         self.tell_terms();
         self.follow_settings();
         Some(session)
+    }
+
+    /// A conductor does not read. Its reader ends, too, and says so to the loop: no node decodes
+    /// for a conductor that does not read.
+    fn end_unread(&mut self, conductor: ConductorId) {
+        let Some(session) = self.remove(conductor) else { return };
+        tracing::warn!(%conductor, "the conductor does not read its events: closing its session");
+        session.ended.cancel();
     }
 
     /// Tells each conductor which term stands in its way, if that is another one than before.
@@ -180,24 +214,29 @@ impl Sessions {
         let epoch = inner.next_epoch;
         let ended = CancellationToken::new();
         let queued = Arc::<AtomicUsize>::default();
-        let broken = Arc::<AtomicBool>::default();
+        let error = Ending::default();
+        let unread = Arc::new(Mutex::new(receiver));
         let session = Session {
             epoch,
             ended: ended.clone(),
             events,
+            unread: Arc::clone(&unread),
             queued: Arc::clone(&queued),
-            broken: Arc::clone(&broken),
+            error: Arc::clone(&error),
             told_term: 0,
             settings: None,
         };
         // A new channel has room.
         session.send(welcome);
         if let Some(before) = inner.remove(conductor) {
+            // The conductor must not take this node for one that died.
+            end_with(&before.error, ErrorKind::Conflict, "another session of this conductor took its place");
             before.ended.cancel();
+            before.drop_unread();
         }
         inner.sessions.insert(conductor, session);
         inner.tell_terms();
-        Some((epoch, ended, EventReceiver { events: receiver, queued, broken }))
+        Some((epoch, ended, EventReceiver { events: unread, queued, error }))
     }
 
     /// A conductor says what is set at run time. Another one may know of a later change.
@@ -254,11 +293,12 @@ impl Sessions {
         let mut inner = self.lock();
         let Some(session) = inner.sessions.get(&conductor) else { return };
         if !session.send(event) {
-            tracing::warn!(%conductor, "the conductor does not read its events: closing its session");
-            // Its reader ends, too, and says so to the loop: no node decodes for a conductor that
-            // does not read.
-            session.ended.cancel();
-            inner.remove(conductor);
+            return inner.end_unread(conductor);
+        }
+        while inner.sessions.values().map(Session::queued).sum::<usize>() > QUEUED_BYTES {
+            let most = inner.sessions.iter().max_by_key(|(_, session)| session.queued());
+            let Some((&conductor, _)) = most else { return };
+            inner.end_unread(conductor);
         }
     }
 
@@ -283,7 +323,7 @@ impl Sessions {
     /// has drained.
     pub fn break_all(&self) {
         for session in self.lock().sessions.values() {
-            session.broken.store(true, Ordering::Release);
+            end_with(&session.error, ErrorKind::Unavailable, "this node has failed");
         }
         self.close_all();
     }
@@ -309,13 +349,20 @@ mod tests {
         v1::node_event::Event::Load(v1::Load::default())
     }
 
+    /// How many events wait.
+    fn recv(stream: &mut EventReceiver) -> usize {
+        let mut events = stream.events.lock().unwrap();
+        std::iter::from_fn(|| events.try_recv().ok()).count()
+    }
+
     fn named(term: u64) -> v1::KnownLeader {
         v1::KnownLeader { term, denied: 0 }
     }
 
     /// The terms that a conductor was told of.
     fn terms(events: &mut EventReceiver) -> Vec<u64> {
-        std::iter::from_fn(|| events.events.try_recv().ok())
+        let mut events = events.events.lock().unwrap();
+        std::iter::from_fn(|| events.try_recv().ok())
             .filter_map(|(_, told)| match told.event {
                 Some(v1::node_event::Event::LeaderTerm(term)) => Some(term),
                 _ => None,
@@ -428,11 +475,13 @@ mod tests {
         let sessions = Sessions::default();
         let (first, ended, mut old) = sessions.open(ConductorId(1), event()).unwrap();
         let (second, _, mut new) = sessions.open(ConductorId(1), event()).unwrap();
-        assert!(ended.is_cancelled() && old.events.try_recv().is_ok() && new.events.try_recv().is_ok(), "welcomed");
-        assert!(matches!(old.events.try_recv(), Err(mpsc::error::TryRecvError::Disconnected)));
+        assert!(ended.is_cancelled() && recv(&mut old) == 0 && recv(&mut new) == 1, "one is welcomed");
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let Poll::Ready(Some(Err(end))) = Pin::new(&mut old).poll_next(&mut context) else { panic!("it goes on") };
+        assert_eq!(baton_proto::kind_of_status(&end), ErrorKind::Conflict, "{end}");
         assert!(!sessions.close(ConductorId(1), first));
         sessions.send(ConductorId(1), event());
-        assert!(new.events.try_recv().is_ok());
+        assert_eq!(recv(&mut new), 1);
         assert!(sessions.close(ConductorId(1), second));
         assert!(sessions.is_empty());
     }
@@ -446,7 +495,7 @@ mod tests {
             sessions.send(ConductorId(1), event());
         }
         sessions.broadcast(&event());
-        assert!(healthy.events.try_recv().is_ok());
+        assert!(recv(&mut healthy) > 0);
         assert!(sessions.lock().sessions.len() == 1 && ended.is_cancelled());
         assert!(sessions.close(ConductorId(1), epoch), "its reader still reports the end");
     }
@@ -469,6 +518,40 @@ mod tests {
         assert!(!ended.is_cancelled(), "it reads");
         (0..6).for_each(|_| sessions.send(ConductorId(1), large()));
         assert!(ended.is_cancelled() && sessions.is_empty());
+    }
+
+    #[tokio::test]
+    async fn unread_events_of_all_sessions_are_bounded_together() {
+        use tokio_stream::StreamExt;
+        let of = |bytes| {
+            let removed = v1::KvEvent { event: Some(v1::kv_event::Event::Removed(vec![7; bytes])) };
+            v1::node_event::Event::Kv(v1::KvEvents { events: vec![removed], ..v1::KvEvents::default() })
+        };
+        let sessions = Sessions::default();
+        let (_, honest_ended, mut honest) = sessions.open(ConductorId(0), event()).unwrap();
+        let mut strangers = Vec::new();
+        let held = |strangers: &Vec<(u64, CancellationToken, EventReceiver)>| {
+            let waiting = |stream: &EventReceiver| stream.events.lock().unwrap().len();
+            strangers.iter().map(|(.., stream)| waiting(stream)).sum::<usize>()
+        };
+        // Sessions that stay, that come again in the place of their own, and that end unread.
+        for round in 0..90 {
+            let id = ConductorId(1 + if round < 60 { round % 30 } else { round });
+            if let Some(opened) = sessions.open(id, event()) {
+                strangers.push(opened);
+            }
+            (0..3).for_each(|_| sessions.send(id, of(8 << 20)));
+            sessions.send(ConductorId(0), of(1 << 20));
+            while honest.queued.load(Ordering::Relaxed) > 0 {
+                honest.next().await.unwrap().unwrap();
+            }
+            if round % 3 == 2 {
+                let (epoch, ..) = strangers[strangers.len() - 1];
+                sessions.close(id, epoch);
+            }
+            assert!(held(&strangers) <= QUEUED_BYTES / (8 << 20) + 90, "{round}: {}", held(&strangers));
+        }
+        assert!(!honest_ended.is_cancelled(), "it reads");
     }
 
     #[test]

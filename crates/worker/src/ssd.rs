@@ -171,6 +171,7 @@ impl Ssd {
             TierEffect::Load { key, hashes, destinations } => {
                 return Some((key, self.load(parts, core, key, &hashes, destinations)));
             }
+            TierEffect::Forget(hashes) => hashes.into_iter().for_each(|hash| self.forget(hash)),
             TierEffect::Clear => self.clear(),
         }
         None
@@ -309,6 +310,13 @@ impl Ssd {
     /// Writes in a row that failed, if it takes no blocks since; else 0.
     pub fn write_failures(&self) -> u32 {
         self.store.failures_if_degraded()
+    }
+
+    /// Forgets a block that is no good.
+    fn forget(&mut self, hash: BlockHash) {
+        if let Err(error) = self.store.remove(hash) {
+            tracing::warn!(%error, %hash, "a block that is no good stays on the SSD, and may come back after a restart");
+        }
     }
 
     /// Forgets everything.

@@ -128,6 +128,7 @@ struct Hold {
     /// Steps that began, or wait to.
     asked: usize,
     panics: bool,
+    spoils: bool,
 }
 
 /// Holds an engine's steps. Cheap to clone.
@@ -153,6 +154,11 @@ impl EngineHold {
         self.release();
     }
 
+    /// What it computes is no number, in all steps from now on or in none.
+    pub fn spoil(&self, spoils: bool) {
+        lock(&self.0.0).spoils = spoils;
+    }
+
     /// Whether it stands still.
     pub async fn is_held(&self) {
         until("the engine is held", async || {
@@ -174,6 +180,27 @@ impl EngineHold {
     }
 }
 
+/// Sees logits that are no numbers.
+struct Spoiled<'a>(&'a mut dyn StepObserver);
+
+impl StepObserver for Spoiled<'_> {
+    fn kv_ready(&mut self, layer: u32) {
+        self.0.kv_ready(layer);
+    }
+
+    fn await_prefix(&mut self, layer: u32) {
+        self.0.await_prefix(layer);
+    }
+
+    fn layers_done(&mut self) {
+        self.0.layers_done();
+    }
+
+    fn logits(&mut self, sequence: usize, position: u32, logits: &[f32]) {
+        self.0.logits(sequence, position, &vec![f32::NAN; logits.len()]);
+    }
+}
+
 struct HeldEngine {
     engine: MockEngine,
     hold: EngineHold,
@@ -190,6 +217,9 @@ impl Engine for HeldEngine {
 
     fn step(&mut self, batch: &[SequenceStep<'_>], observer: &mut dyn StepObserver) -> Result<(), EngineError> {
         self.hold.pass();
+        if lock(&self.hold.0.0).spoils {
+            return self.engine.step(batch, &mut Spoiled(observer));
+        }
         self.engine.step(batch, observer)
     }
 

@@ -23,6 +23,7 @@ async fn all_scenarios_together_reach_every_effect() {
     prompts::a_prompt_is_computed_and_answered().await;
     prompts::a_sequence_is_aborted_at_each_stage().await;
     prompts::blocks_go_to_the_ssd_and_come_back().await;
+    prompts::a_prefix_that_gives_no_number_is_forgotten().await;
     prompts::a_dead_engine_thread_ends_the_node().await;
     migration::sequence_migrates_to_another_node().await;
     migration::migration_without_its_blocks_is_computed().await;

@@ -2,7 +2,7 @@
 
 use baton_proto::v1;
 use baton_proto::v1::node_command::Command;
-use baton_types::PrefillEvent;
+use baton_types::{ErrorKind, PrefillEvent};
 use baton_worker::config::Settings;
 use baton_worker::testing::{World, counted, job, key, prompt, settings};
 
@@ -104,6 +104,34 @@ pub(super) async fn blocks_go_to_the_ssd_and_come_back() {
 #[tokio::test]
 async fn ssd_blocks_are_read_by_later_generation_until_cache_is_cleared() {
     blocks_go_to_the_ssd_and_come_back().await;
+}
+
+pub(super) async fn a_prefix_that_gives_no_number_is_forgotten() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let with_ssd = || Settings { ssd_folder: Some(folder.path().to_owned()), ssd_bytes: 1 << 20, ..settings("d0") };
+    let world = World::default();
+    let node = start(&world, with_ssd()).await;
+    let mut session = node.session(7).await;
+    session.submit(&job(1, &prompt(1, 60), 1)).await;
+    session.prefill_to_end(key(1)).await;
+    node.load_is("blocks on the SSD", |load| load.blocks_ssd == 3 && load.blocks_cached == 3).await;
+    node.hold.spoil(true);
+    session.submit(&job(2, &prompt(1, 60), 4)).await;
+    let events = session.prefill_to_end(key(2)).await;
+    let Some(PrefillEvent::Failed(refused)) = events.last() else { panic!("{events:?}") };
+    assert_eq!(refused.kind, ErrorKind::DataLoss);
+    node.load_is("nothing", |load| load.blocks_ssd == 0 && load.blocks_cached == 0).await;
+    node.hold.spoil(false);
+    session.submit(&job(3, &prompt(1, 60), 4)).await;
+    let events = session.prefill_to_end(key(3)).await;
+    assert!(matches!(events[0], PrefillEvent::Started { cached_tokens: 0, .. }), "{events:?}");
+    session.tokens(key(3)).await;
+    node.ends().await;
+}
+
+#[tokio::test]
+async fn spoiled_prefix_is_forgotten_in_arena_and_on_ssd() {
+    a_prefix_that_gives_no_number_is_forgotten().await;
 }
 
 pub(super) async fn a_dead_engine_thread_ends_the_node() {

@@ -54,6 +54,7 @@ async fn all_scenarios_together_reach_every_effect_and_input() {
     prefixes::a_fetch_is_cancelled_with_its_request().await;
     prefixes::a_revoked_lease_frees_its_holder_and_the_reader_computes().await;
     prefixes::blocks_go_to_the_ssd_and_come_back().await;
+    prefixes::a_prefix_that_gives_no_number_is_forgotten().await;
 
     let effects = PrefillEffect::ALL.iter().chain(LeaseEffect::ALL).chain(TierEffect::ALL).copied();
     assert_eq!(missing("prefill", effects), [""; 0], "effects that no story reaches");

@@ -119,6 +119,43 @@ async fn revoked_lease_frees_holder_and_reader_computes_prefix() {
     a_revoked_lease_frees_its_holder_and_the_reader_computes().await;
 }
 
+pub(super) async fn a_prefix_that_gives_no_number_is_forgotten() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let with_ssd = || Settings { ssd_folder: Some(folder.path().to_owned()), ssd_bytes: 1 << 20, ..settings("p0") };
+    let world = World::default();
+    let node = start(&world, with_ssd()).await;
+    let mut session = node.session(7).await;
+    session.submit(&job(1, &prompt(1, 60), 1)).await;
+    session.prefill_to_end(key(1)).await;
+    session.submit(&job(2, &prompt(2, 60), 1)).await;
+    session.prefill_to_end(key(2)).await;
+    node.load_is("blocks on the SSD", |load| load.blocks_ssd == 6 && load.blocks_cached == 6).await;
+    node.hold.spoil(true);
+    session.submit(&job(3, &prompt(1, 60), 1)).await;
+    let events = session.prefill_to_end(key(3)).await;
+    let Some(PrefillEvent::Failed(refused)) = events.last() else { panic!("{events:?}") };
+    assert_eq!(refused.kind, ErrorKind::DataLoss);
+    node.load_is("what others have", |load| load.blocks_ssd == 3 && load.blocks_cached == 3).await;
+    node.hold.spoil(false);
+    for (n, cached) in [(1, 0), (2, 48)] {
+        session.submit(&job(n + 10, &prompt(n as u32, 60), 1)).await;
+        let events = session.prefill_to_end(key(n + 10)).await;
+        assert!(matches!(events[0], PrefillEvent::Started { cached_tokens, .. } if cached_tokens == cached));
+        assert!(matches!(events.last(), Some(PrefillEvent::FirstToken { .. })), "{events:?}");
+    }
+    node.load_is("blocks on the SSD", |load| load.blocks_ssd == 6).await;
+    node.ends().await;
+    // What is there later was computed anew.
+    let later = start(&world, with_ssd()).await;
+    later.load_is("blocks on the SSD", |load| load.blocks_ssd == 6).await;
+    later.ends().await;
+}
+
+#[tokio::test]
+async fn spoiled_prefix_is_forgotten_in_arena_and_on_ssd() {
+    a_prefix_that_gives_no_number_is_forgotten().await;
+}
+
 pub(super) async fn blocks_go_to_the_ssd_and_come_back() {
     let folder = tempfile::tempdir().expect("a folder");
     let with_ssd = || Settings { ssd_folder: Some(folder.path().to_owned()), ssd_bytes: 1 << 20, ..settings("p0") };

@@ -5,7 +5,9 @@ use std::time::Duration;
 use baton_types as d;
 use baton_types::{Assignment, LedgerEntry, NodeId, Objective, RequestKey, Tbt, Ttft};
 
-use super::{InvalidMessage, count, generation, hashes_from_bytes, hashes_to_bytes, key, limit, node_id, parse};
+use super::{
+    InvalidMessage, at_most, count, generation, hashes_from_bytes, hashes_to_bytes, key, limit, node_id, parse,
+};
 use super::{required, seconds, total};
 use crate::v1 as w;
 use crate::v1::follower_message::Message;
@@ -108,7 +110,11 @@ fn names(nodes: &[NodeId]) -> Vec<String> {
     nodes.iter().map(ToString::to_string).collect()
 }
 
+/// Most nodes that a question names: a request has few attempts.
+const MAX_NODES: usize = 256;
+
 fn nodes(field: &'static str, names: &[String]) -> Result<Vec<NodeId>, InvalidMessage> {
+    at_most(field, names.len(), MAX_NODES)?;
     names.iter().map(|name| node_id(field, name)).collect()
 }
 
@@ -346,6 +352,7 @@ fn ledger_update_to_wire(key: RequestKey, entry: &LedgerEntry) -> w::LedgerUpdat
             Entry::Pushed(w::PushReported { to: to.to_string(), transfer: Some(transfer.into()) })
         }
         LedgerEntry::FirstToken => Entry::FirstToken(true),
+        LedgerEntry::Decodes => Entry::FirstToken(false),
         LedgerEntry::Finished { output_tokens } => Entry::Finished(*output_tokens),
         LedgerEntry::Ended => Entry::Ended(true),
     };
@@ -364,7 +371,8 @@ fn ledger_update(update: w::LedgerUpdate) -> Result<(RequestKey, LedgerEntry), I
             to: node_id("pushed.to", &pushed.to)?,
             transfer: required("pushed.transfer", pushed.transfer)?.try_into()?,
         },
-        Entry::FirstToken(_) => LedgerEntry::FirstToken,
+        Entry::FirstToken(true) => LedgerEntry::FirstToken,
+        Entry::FirstToken(false) => LedgerEntry::Decodes,
         Entry::Finished(output_tokens) => LedgerEntry::Finished { output_tokens: count("finished", output_tokens)? },
         Entry::Ended(_) => LedgerEntry::Ended,
     };
@@ -499,6 +507,7 @@ mod tests {
                 transfer: KvTransfer { bytes: 3, elapsed: MS, ..KvTransfer::default() },
             },
             LedgerEntry::FirstToken,
+            LedgerEntry::Decodes,
             LedgerEntry::Finished { output_tokens: 4 },
             LedgerEntry::Ended,
         ];

@@ -268,7 +268,10 @@ impl v1::cluster_server::Cluster for Service {
         request: Request<v1::ClearCacheRequest>,
     ) -> Result<Response<v1::ClearCacheResponse>, Status> {
         match request.into_inner().node.as_str() {
-            "" => Ok(Response::new(v1::ClearCacheResponse { nodes: vec!["prefill-0".into(), "decode-0".into()] })),
+            "" => Ok(Response::new(v1::ClearCacheResponse {
+                nodes: vec!["prefill-0".into(), "decode-0".into()],
+                held_blocks: vec![0, 7],
+            })),
             node => Err(baton_proto::status(ErrorKind::NotFound, format!("node: no node '{node}'"), None)),
         }
     }

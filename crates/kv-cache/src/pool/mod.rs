@@ -14,7 +14,7 @@ mod integrity;
 #[cfg(test)]
 mod model_test;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use baton_types::{BlockHash, BlockId, ErrorKind, GrantId, KvEvent};
 
@@ -100,7 +100,7 @@ pub struct PoolCounts {
 #[derive(Debug, Clone, Copy)]
 struct Block {
     state: BlockState,
-    /// Set if the block is `Complete` or `Cached`: the index points here.
+    /// Set if the block is `Cached`, or `Complete` and not forgotten: the index points here.
     identity: Option<Identity>,
 }
 
@@ -357,6 +357,8 @@ impl BlockPool {
         for (&block, position) in blocks.iter().zip(Position::of_prompt(blocks.len())).rev() {
             match self.state(block) {
                 BlockState::Mutable => self.put_back(block),
+                // It was forgotten.
+                BlockState::Complete { refs: 1 } if self.hash(block).is_none() => self.put_back(block),
                 BlockState::Complete { refs: 1 } => {
                     self.set(block, BlockState::Cached);
                     self.eviction.on_release(block, position);
@@ -384,6 +386,52 @@ impl BlockPool {
         if all {
             self.events.push(KvEvent::Cleared);
         }
+    }
+
+    /// Takes these blocks, and all that were computed after them, out of the cache: what they hold
+    /// is no good. Sequences that hold them keep them, and then they are free. Gives the hashes of
+    /// both tiers. Takes time in the size of the pool and the tier.
+    pub fn forget_with_successors(&mut self, hashes: &[BlockHash]) -> Vec<BlockHash> {
+        let forgotten = self.with_successors(hashes);
+        for hash in &forgotten {
+            let is_told = self.index.contains_key(hash) || self.is_told_below(hash);
+            self.below.remove(hash);
+            if let Some(&block) = self.index.get(hash) {
+                if self.state(block) == BlockState::Cached {
+                    self.eviction.on_use(block);
+                    self.forget(block);
+                    self.put_back(block);
+                } else {
+                    self.forget(block);
+                }
+            }
+            if is_told {
+                self.events.push(KvEvent::Removed { hash: *hash });
+            }
+        }
+        forgotten
+    }
+
+    /// Those of the hashes that are in one of the tiers, and those that follow them there.
+    fn with_successors(&self, hashes: &[BlockHash]) -> Vec<BlockHash> {
+        let here = self.blocks.iter().filter_map(|block| block.identity);
+        let here = here.map(|Identity { hash, parent }| (hash, parent));
+        let mut successors = HashMap::<BlockHash, Vec<BlockHash>>::new();
+        for (hash, parent) in here.chain(self.below.iter().map(|(hash, parent)| (*hash, *parent))) {
+            if let Some(parent) = parent {
+                successors.entry(parent).or_default().push(hash);
+            }
+        }
+        let mut found: Vec<_> = hashes.to_vec();
+        let mut seen: HashSet<_> = hashes.iter().copied().collect();
+        let mut next = 0;
+        while let Some(hash) = found.get(next) {
+            let after = successors.remove(hash).unwrap_or_default();
+            found.extend(after.into_iter().filter(|hash| seen.insert(*hash)));
+            next += 1;
+        }
+        found.retain(|hash| self.index.contains_key(hash) || self.below.contains_key(hash));
+        found
     }
 
     /// Up to `max` events that were not drained yet, or a snapshot if the log ran over; `None` if

@@ -215,6 +215,12 @@ fn step(pool: &mut BlockPool, naive: &mut Naive, operation: u8, a: u8) {
             }
         }
         7 => pool.unquarantine(&std::mem::take(&mut naive.quarantined)),
+        8 => {
+            let bad = [hash(a % 8)];
+            let held = pool.match_prefix(&bad);
+            assert_eq!(pool.forget_with_successors(&bad).len(), held.len());
+            assert!(pool.match_prefix(&bad).is_empty());
+        }
         _ => pool.clear_cached(),
     }
 }
@@ -225,7 +231,7 @@ proptest! {
     fn block_pool_matches_model_under_random_operations(
         capacity in 0usize..12,
         policy in prop::sample::select(&[EvictionKind::Lru, EvictionKind::Lhd][..]),
-        operations in prop::collection::vec((0u8..9, any::<u8>()), 1..120),
+        operations in prop::collection::vec((0u8..10, any::<u8>()), 1..120),
     ) {
         let mut pool = BlockPool::with_eviction(12, capacity, policy);
         let mut naive = Naive::default();
@@ -252,4 +258,35 @@ proptest! {
         pool.clear_cached();
         prop_assert_eq!(pool.counts().free, 12);
     }
+}
+
+#[test]
+fn forgotten_prefix_goes_with_all_that_follows_it_in_both_tiers() {
+    let mut pool = BlockPool::new(8, 100);
+    let blocks = pool.allocate(4).unwrap();
+    // 0 <- 1 <- 2, and 3 by itself.
+    let parents = [None, Some(hash(0)), Some(hash(1)), None];
+    for (n, parent) in parents.into_iter().enumerate() {
+        pool.complete(blocks[n], hash(n as u8), parent);
+    }
+    pool.release(&[blocks[1], blocks[2], blocks[3]]);
+    // The tier has one that the arena has not, after 2, and one of the others.
+    pool.stored_below(hash(5), Some(hash(2)));
+    pool.stored_below(hash(3), None);
+    while pool.drain_events(100).is_some() {}
+    let mut forgotten = pool.forget_with_successors(&[hash(0), hash(9)]);
+    forgotten.sort();
+    assert_eq!(forgotten, [hash(0), hash(1), hash(2), hash(5)]);
+    let told = pool.drain_events(100).unwrap().events;
+    assert_eq!(told.len(), 4);
+    assert!(told.iter().all(|event| matches!(event, KvEvent::Removed { .. })), "{told:?}");
+    assert!(pool.is_below(hash(3)) && !pool.is_below(hash(5)));
+    // The one that a sequence holds is its own, and free after it.
+    pool.check_integrity_with([blocks[0]], 0).unwrap();
+    pool.release(&blocks[..1]);
+    assert_eq!((pool.counts().free, pool.counts().cached), (7, 1));
+    // It may be computed anew.
+    let again = pool.allocate(1).unwrap();
+    assert!(pool.complete(again[0], hash(0), None));
+    pool.check_integrity_with(again, 0).unwrap();
 }

@@ -6,6 +6,7 @@ use baton_types::{ErrorKind, NodeId, NodeRole, QueueOrdering, Ttft};
 
 use super::explain::LeftOut;
 use super::place::{RETRY_UNAVAILABLE, refuse};
+use super::trust::keep_trusted;
 use super::{Cluster, ClusterNode, NodeState, PromptsAtDecode};
 use crate::backlog::QueueImpact;
 use crate::cost::duration;
@@ -115,6 +116,7 @@ impl Cluster {
             return no_place(now, &full);
         }
         prefer(&mut nodes, request.first_completion_nodes);
+        keep_trusted(now, self.nodes.of_role(NodeRole::Prefill), &mut nodes, |node| node.charges.pending());
         self.warm(now, &mut nodes, |node| node.charges.pending());
         self.leave_out_busy(now, request, &mut nodes);
         Ok(nodes.into_iter().map(|node| self.prefill_candidate(now, request, node, matches)).collect())
@@ -158,6 +160,7 @@ impl Cluster {
             () if node.warmth(now, self.config.slow_start) < 1.0 && !request.slo_left().ttft.is_some_and(busy) => {
                 LeftOut::SlowStart
             }
+            () if node.trust.limit().is_some() && !request.slo_left().ttft.is_some_and(busy) => LeftOut::Unproven,
             () => LeftOut::Busy,
         }
     }
@@ -172,6 +175,7 @@ impl Cluster {
             () if sized.request.yields() && !has_seat_to_spare(node) => LeftOut::NoRoom,
             () if self.decode_candidate(sized, node, 0).breaks => LeftOut::Breaks,
             () if node.warmth(now, self.config.slow_start) < 1.0 => LeftOut::SlowStart,
+            () if node.trust.limit().is_some() => LeftOut::Unproven,
             () => LeftOut::State(node.state()),
         }
     }
@@ -274,6 +278,7 @@ impl Cluster {
             }
         }
         prefer(&mut nodes, request.first_completion_nodes);
+        keep_trusted(now, self.nodes.of_role(NodeRole::Decode), &mut nodes, |node| node.charges.sequences());
         self.warm(now, &mut nodes, |node| node.charges.sequences());
         let counts = self.nodes.holds_for_prefill();
         let held = |node: &ClusterNode| if counts(node) { matches.of(node) } else { 0 };
@@ -328,7 +333,8 @@ impl Cluster {
         let message = format!("no ready {role} node holds a prompt of {tokens} tokens: the largest holds {largest}");
         // What has output may fit without it: its request begins again from its prompt.
         let may_fit = request.output_tokens == 0;
-        if may_fit && self.nodes.of_role(role).any(|node| node.may_return(now) && fits(node)) {
+        let may_return = |node: &ClusterNode| node.may_return(now) && fits(node);
+        if may_fit && (tokens <= self.held_lately(now) || self.nodes.of_role(role).any(may_return)) {
             return refuse(ErrorKind::Unavailable, message, Some(RETRY_UNAVAILABLE));
         }
         refuse(ErrorKind::Invalid, message, None)

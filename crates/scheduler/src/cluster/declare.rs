@@ -3,50 +3,65 @@
 
 use std::time::{Duration, Instant};
 
-use baton_types::{Declared, DeclaredPrefill};
+use baton_types::{Declared, DeclaredPrefill, QueueOrdering};
 
-use super::Cluster;
 use super::candidates::Needs;
+use super::{Cluster, ClusterNode};
 use crate::backlog::QueuedPrompt;
+use crate::cost::duration;
 use crate::ledger::{Charge, DecodeCharge, NodeStart, Placed};
 
 impl Cluster {
     /// Charges what was placed elsewhere. What is charged under its key already is given back
     /// first. A start of a node that is not here is not charged: it is lost, and the request's
-    /// conductor knows or is about to.
+    /// conductor knows or is about to. Numbers that the node cannot have are lowered to those that
+    /// it can.
     pub fn declare(&mut self, now: Instant, declared: &Declared) {
         let key = declared.key;
         self.on_ended(now, key);
-        let ago = |time: Duration| now.checked_sub(time).unwrap_or(now);
-        let mut charge = Charge {
-            prefill: None,
-            tail: None,
-            fetch: None,
-            decode: None,
-            placed: ago(declared.placed_ago),
-            ttft: declared.ttft,
-            prefilled: declared.prefill.is_none(),
-        };
+        let placed = now.checked_sub(declared.placed_ago).unwrap_or(now);
+        let mut charge = Charge { prefilled: declared.prefill.is_none(), ..Charge::new(placed, now) };
         if let Some(start) = &declared.decode {
             let decode = self.declared_decode(now, declared, start);
             charge.decode = decode.map(|charge| Placed { at: start.clone(), charge });
         }
-        if let Some(DeclaredPrefill { node, terms, tokens }) = &declared.prefill
-            && self.nodes.is_here(node)
+        if let Some(prefill) = &declared.prefill
+            && self.nodes.is_here(&prefill.node)
+            && let Some(node) = self.nodes.get(&prefill.node.node)
         {
-            let terms = *terms;
-            let tokens = (*tokens).max(1);
-            let prompt = QueuedPrompt { key, arrived: charge.placed, terms, tokens, deadline: None };
-            charge.prefill = self.charge_prefill(now, &node.node, prompt);
+            let tokens = prefill.tokens.clamp(1, node.info().max_prompt_tokens().max(1));
+            let terms = self.declared_terms(prefill, node, tokens);
+            let prompt = QueuedPrompt { key, arrived: placed, terms, tokens, deadline: None };
+            charge.prefill = self.charge_prefill(now, &prefill.node.node, prompt);
         }
         self.ledger.insert(key, charge, &mut self.nodes);
     }
 
+    /// What it costs and how long it may be passed is as this conductor would have it, at most.
+    fn declared_terms(&self, prefill: &DeclaredPrefill, node: &ClusterNode, tokens: u32) -> QueueOrdering {
+        // It may have attended to a cached prefix, which is not told.
+        let whole = node.info().max_prompt_tokens().max(tokens);
+        let compute = duration(self.predictor.prompt_seconds(node, whole, whole - tokens));
+        let max_overtaken = self.config.max_overtaken;
+        let terms = prefill.terms;
+        QueueOrdering {
+            priority: terms.priority,
+            patience: terms.patience.min(max_overtaken),
+            max_overtaken: terms.max_overtaken.min(max_overtaken),
+            timeout: terms.timeout.min(self.config.queue_timeout),
+            compute: terms.compute.min(compute),
+        }
+    }
+
     fn declared_decode(&self, now: Instant, declared: &Declared, start: &NodeStart) -> Option<DecodeCharge> {
-        let prompt_tokens = declared.prompt_tokens;
-        let max_tokens = declared.max_tokens;
+        if !self.nodes.is_here(start) {
+            return None;
+        }
+        let node = self.nodes.get(&start.node)?;
+        let most = node.info().max_sequence_tokens();
+        let prompt_tokens = declared.prompt_tokens.min(most);
+        let max_tokens = declared.max_tokens.min(most);
         let output_tokens = self.predictor.output_lengths.expected_left(0, max_tokens);
-        let node = self.nodes.get(&start.node).filter(|_| self.nodes.is_here(start))?;
         let Needs { blocks, kv_tokens } = Needs::of(prompt_tokens, output_tokens, node);
         let ago = |time: Duration| now.checked_sub(time).unwrap_or(now);
         let placed = ago(declared.placed_ago);

@@ -98,6 +98,8 @@ pub enum LeftOut {
     Busy,
     /// It joined lately and has its share.
     SlowStart,
+    /// It has what it may have until it has answered more.
+    Unproven,
     /// A sequence there would miss its objective.
     Breaks,
 }
@@ -123,6 +125,7 @@ impl fmt::Display for LeftOut {
             Self::NoRoom => "no blocks or no slot free",
             Self::Busy => "its queue alone is longer than the objective",
             Self::SlowStart => "it joined lately and has its share",
+            Self::Unproven => "it has its share until it has answered more",
             Self::Breaks => "a sequence there would miss its objective",
         })
     }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use baton_types::{BlockHash, ErrorKind, FetchReport, NodeId, NodeRole};
 
 use super::candidates::Matches;
+use super::predictor::MAX_CLASSES;
 use super::table::NodeTable;
 use super::{Cluster, ClusterNode};
 use crate::backoff::Backoff;
@@ -146,10 +147,17 @@ impl NodeTable {
     /// Number of a KV compatibility class.
     pub(super) fn kv_class(&mut self, name: &str) -> usize {
         let known = self.kv_classes.iter().position(|other| other == name);
-        known.unwrap_or_else(|| {
-            self.kv_classes.push(name.to_owned());
-            self.kv_classes.len() - 1
-        })
+        if let Some(known) = known {
+            return known;
+        }
+        let is_used = |class: &usize| self.values().any(|node| node.kv_class == *class);
+        let unused = (0..self.kv_classes.len()).find(|class| !is_used(class));
+        if let Some(unused) = unused.filter(|_| self.kv_classes.len() >= MAX_CLASSES) {
+            name.clone_into(&mut self.kv_classes[unused]);
+            return unused;
+        }
+        self.kv_classes.push(name.to_owned());
+        self.kv_classes.len() - 1
     }
 }
 

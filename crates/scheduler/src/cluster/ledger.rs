@@ -1,9 +1,9 @@
 //! What placed requests were charged, and which wait to be placed again.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use baton_types::{NodeId, RequestKey};
+use baton_types::{ConductorId, NodeId, RequestKey};
 
 use super::table::NodeTable;
 use crate::ledger::{Charge, DecodeCharge, NodeStart, Placed};
@@ -15,9 +15,21 @@ use crate::placement::Refusal;
 pub(super) struct Ledger {
     charges: BTreeMap<RequestKey, Charge>,
     /// Requests that wait in the admission queue, to be placed.
-    retryable: BTreeSet<RequestKey>,
+    retryable: BTreeMap<RequestKey, Retryable>,
     in_flight: BytesInFlight,
 }
+
+/// A request that waits in the admission queue.
+#[derive(Debug)]
+struct Retryable {
+    /// The conductor that has it; `None`: this one.
+    owner: Option<ConductorId>,
+    /// One that has not asked again by then does not wait any more.
+    asks_by: Instant,
+}
+
+/// How late a request that waits may ask again.
+const ASKS_LATE: Duration = Duration::from_secs(10);
 
 /// Time to the first token of a request.
 #[derive(Debug, Clone, Copy)]
@@ -29,7 +41,7 @@ pub(super) struct Ttfts {
 impl Ledger {
     /// Requests that are charged, or wait.
     pub(super) fn keys(&self) -> impl Iterator<Item = RequestKey> + '_ {
-        self.charges.keys().chain(&self.retryable).copied()
+        self.charges.keys().chain(self.retryable.keys()).copied()
     }
 
     /// Requests that are charged.
@@ -54,15 +66,53 @@ impl Ledger {
 
     /// A refused request that may wait does so in the admission queue, if there are fewer than
     /// `most`. Beyond that, requests are refused at once.
-    pub(super) fn keep_retryable(&mut self, key: RequestKey, mut refusal: Refusal, most: usize) -> Refusal {
-        if refusal.hold.is_some() && !self.retryable.contains(&key) {
-            if self.retryable.len() < most {
-                self.retryable.insert(key);
+    pub(super) fn keep_retryable(
+        &mut self,
+        now: Instant,
+        key: RequestKey,
+        mut refusal: Refusal,
+        most: usize,
+    ) -> Refusal {
+        if let Some(hold) = refusal.hold {
+            if self.retryable.len() < most || self.retryable.contains_key(&key) {
+                let asks_by = now.checked_add(hold + ASKS_LATE).unwrap_or(now);
+                self.retryable.insert(key, Retryable { owner: None, asks_by });
             } else {
                 refusal.hold = None;
             }
         }
         refusal
+    }
+
+    /// Time has passed: what does not ask again makes room for others.
+    pub(super) fn forget_late(&mut self, now: Instant) {
+        self.retryable.retain(|_, retryable| now < retryable.asks_by);
+    }
+
+    /// What is charged.
+    pub(super) fn charges(&self) -> impl Iterator<Item = (RequestKey, &Charge)> {
+        self.charges.iter().map(|(key, charge)| (*key, charge))
+    }
+
+    /// Who has an attempt that is charged or waits; `Some(None)`: this conductor.
+    pub(super) fn owner(&self, key: RequestKey) -> Option<Option<ConductorId>> {
+        let charged = self.charges.get(&key).map(|charge| charge.owner);
+        charged.or_else(|| self.retryable.get(&key).map(|retryable| retryable.owner))
+    }
+
+    /// An attempt that is charged, or waits, is another conductor's.
+    pub(super) fn set_owner(&mut self, key: RequestKey, owner: ConductorId) {
+        if let Some(charge) = self.charges.get_mut(&key) {
+            charge.owner = Some(owner);
+        }
+        if let Some(retryable) = self.retryable.get_mut(&key) {
+            retryable.owner = Some(owner);
+        }
+    }
+
+    /// What another conductor has.
+    pub(super) fn keys_of(&self, owner: ConductorId) -> Vec<RequestKey> {
+        self.keys().filter(|key| self.owner(*key) == Some(Some(owner))).collect()
     }
 
     /// Takes a charge in: what it says of a decode node and of a sender is charged to them. Its
@@ -72,6 +122,7 @@ impl Ledger {
             && let Some(node) = nodes.start_mut(at)
         {
             node.charges.add_decode(key, *charge);
+            node.trust.on_placed(charge.charged);
         }
         if let Some(fetch) = &charge.fetch {
             self.in_flight.begin(&fetch.from.node, fetch.bytes);
@@ -98,6 +149,7 @@ impl Ledger {
             let decode = DecodeCharge { begins, charged: now, ..decode };
             node.charges.add_decode(key, decode);
             charge.decode = Some(Placed { at: node.info().start(), charge: decode });
+            charge.since = now;
         }
     }
 
@@ -114,12 +166,14 @@ impl Ledger {
         self.on_fetch_done(key);
         let charge = self.charges.get_mut(&key).filter(|charge| !charge.prefilled)?;
         charge.prefilled = true;
+        charge.since = now;
         for start in charge.prefill.iter().chain(&charge.tail) {
             if let Some(node) = nodes.start_mut(start) {
                 node.charges.backlog.remove(now, key);
+                node.trust.on_answer(now);
             }
         }
-        Some(Ttfts { predicted: charge.ttft, measured: now.saturating_duration_since(charge.placed) })
+        Some(Ttfts { predicted: charge.ttft?, measured: now.saturating_duration_since(charge.placed) })
     }
 
     /// The request's first token goes out.
@@ -128,6 +182,15 @@ impl Ledger {
             && let Some(node) = nodes.start_mut(at)
         {
             node.charges.begin_decode(now, key);
+        }
+    }
+
+    /// The request's decode node has given a token.
+    pub(super) fn on_decodes(&self, now: Instant, key: RequestKey, nodes: &mut NodeTable) {
+        if let Some(Placed { at, .. }) = self.decoding(key)
+            && let Some(node) = nodes.start_mut(at)
+        {
+            node.trust.on_answer(now);
         }
     }
 
@@ -162,7 +225,6 @@ impl Ledger {
     }
 
     /// What a request was charged.
-    #[cfg(test)]
     pub(super) fn charge(&self, key: RequestKey) -> Option<&Charge> {
         self.charges.get(&key)
     }

@@ -10,6 +10,14 @@ use super::{Cluster, ClusterNode, PromptsAtDecode};
 /// and not for good.
 const RETURN_TIME: Duration = Duration::from_secs(60);
 
+/// The largest prompt that ready nodes held, and when they last did. A node that takes another's
+/// place and claims less makes no request the client's to mend.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LargestPrompt {
+    tokens: u32,
+    at: Instant,
+}
+
 /// Tokens that the nodes hold of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SequenceLimits {
@@ -37,10 +45,26 @@ impl Cluster {
     pub fn sequence_limits(&self, now: Instant) -> Option<SequenceLimits> {
         let ready = || self.nodes().filter(|node| node.is_ready()).map(ClusterNode::info);
         let context_length = ready().map(|info| info.context_length).max()?;
-        let vocab_size = ready().map(|info| info.vocab_size).min()?;
+        // Nodes have the vocabulary of one model: one that claims less must not narrow it for all.
+        let vocab_size = ready().map(|info| info.vocab_size).max()?;
         let (prompt, sequence) = self.largest(ClusterNode::is_ready);
         let (prompt_soon, _) = self.largest(|node| node.may_return(now));
+        let prompt_soon = prompt_soon.max(self.held_lately(now));
         Some(SequenceLimits { sequence, prompt, prompt_soon, context_length, vocab_size })
+    }
+
+    /// Time has passed: what ready nodes hold is remembered for a while.
+    pub(super) fn remember_limits(&mut self, now: Instant) {
+        let (tokens, _) = self.largest(ClusterNode::is_ready);
+        if tokens >= self.held_lately(now) {
+            self.largest_prompt = Some(LargestPrompt { tokens, at: now });
+        }
+    }
+
+    /// The largest prompt that ready nodes held lately.
+    pub(super) fn held_lately(&self, now: Instant) -> u32 {
+        let lately = |held: &LargestPrompt| now.saturating_duration_since(held.at) < RETURN_TIME;
+        self.largest_prompt.filter(lately).map_or(0, |held| held.tokens)
     }
 
     /// Tokens of the largest prompt, and of the largest sequence, that these nodes hold.
@@ -98,6 +122,34 @@ mod tests {
         let never = ClusterConfig { prompts_at_decode: PromptsAtDecode::Never, ..ClusterConfig::default() };
         cluster.set_rules(never, Policies::default());
         assert_eq!(cluster.sequence_limits(now).unwrap().prompt, 64, "decode nodes compute no prompts");
+    }
+
+    #[test]
+    fn node_that_claims_less_or_more_narrows_no_limit_for_others() {
+        let now = Instant::now();
+        let mut cluster = Cluster::new(ClusterConfig::default(), Policies::default());
+        for (name, role) in [("p0", NodeRole::Prefill), ("d0", NodeRole::Decode)] {
+            cluster.on_node_joined(now, info(name, role, 1));
+        }
+        cluster.on_tick(now);
+        let before = cluster.sequence_limits(now).unwrap();
+        for role in [NodeRole::Prefill, NodeRole::Decode] {
+            let tiny = NodeInfo { context_length: 17, vocab_size: 1, ..sized("liar", role, 1) };
+            cluster.on_node_joined(now, tiny);
+            assert_eq!(cluster.sequence_limits(now), Some(before), "{role}");
+            cluster.on_node_left(now, &super::super::tests::id("liar"), Generation(1));
+        }
+        // In the place of others, under their names.
+        for (name, role) in [("p0", NodeRole::Prefill), ("d0", NodeRole::Decode)] {
+            let mut later = NodeInfo { context_length: 17, ..info(name, role, 2) };
+            later.profile.chunk_tokens = 1;
+            cluster.on_node_joined(now, later);
+        }
+        let limits = cluster.sequence_limits(now).unwrap();
+        assert_eq!((limits.prompt, limits.prompt_soon), (16, before.prompt), "for now, and not for good");
+        assert_eq!(refusal(&mut cluster, now, &request(0, &[])).0, ErrorKind::Unavailable, "not the client's to mend");
+        let later = now + RETURN_TIME;
+        assert_eq!(cluster.sequence_limits(later).unwrap().prompt_soon, 16, "they are what there is");
     }
 
     #[test]

@@ -44,13 +44,11 @@ impl Cluster {
         let to = start.node.clone();
         let charge = DecodeCharge { begun: true, charged: now, ..charge };
         let charge = Charge {
-            prefill: None,
-            tail: None,
             fetch: Some(FetchCharge { from, bytes }),
             decode: Some(Placed { at: start, charge }),
-            placed: now,
-            ttft: Duration::ZERO,
+            ttft: Some(Duration::ZERO),
             prefilled: true,
+            ..Charge::new(now, now)
         };
         self.ledger.insert(migrated, charge, &mut self.nodes);
         Some(MigrationChoice { to, fetch })
@@ -76,6 +74,8 @@ impl Cluster {
         let nodes = self.nodes.of_role(NodeRole::Decode);
         let others = nodes.filter(|node| fits(node) && node.info().node != *than && node.is_ready());
         let takers = others.filter(|node| node.load().accepts_migrations && has_seat(node));
+        // One that has never answered is tried with one.
+        let takers = takers.filter(|node| node.trust.has_answered() || node.charges.sequences() == 0);
         let roomy = takers.filter_map(|node| Some((spare_blocks(node, charge, tokens)?, node)));
         let kept = roomy.filter(|(_, node)| self.keeps_paces(node, charge, tokens));
         Some(kept.max_by_key(|(spare, _)| *spare)?.1)

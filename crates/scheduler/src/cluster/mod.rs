@@ -5,6 +5,7 @@
 
 mod at_decode;
 mod candidates;
+mod claims;
 mod config;
 mod declare;
 mod explain;
@@ -21,6 +22,7 @@ mod request;
 mod table;
 #[cfg(test)]
 pub(crate) mod tests;
+mod trust;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,7 +32,9 @@ use baton_types::{Generation, KvEvent, Load, NodeId, NodeInfo, NodeRole, Request
 
 use crate::ledger::NodeStart;
 
+use claims::Claims;
 use ledger::{Ledger, Ttfts};
+use limits::LargestPrompt;
 use predictor::Predictor;
 use table::NodeTable;
 
@@ -52,6 +56,8 @@ pub struct Cluster {
     predictor: Predictor,
     ticked: Option<Instant>,
     ledger: Ledger,
+    claims: Claims,
+    largest_prompt: Option<LargestPrompt>,
 }
 
 /// Shortest time between two looks at who reports.
@@ -67,6 +73,8 @@ impl Cluster {
             predictor: Predictor::new(config.admission_quantile, config.bandwidth),
             ticked: None,
             ledger: Ledger::default(),
+            claims: Claims::default(),
+            largest_prompt: None,
         }
     }
 
@@ -96,6 +104,7 @@ impl Cluster {
     pub fn forget_charges(&mut self, now: Instant) {
         let keys: Vec<_> = self.ledger.keys().collect();
         keys.into_iter().for_each(|key| self.on_ended(now, key));
+        self.claims = Claims::default();
     }
 
     /// Who holds which blocks. Events may be applied to it, and chains looked up, while this
@@ -148,7 +157,7 @@ impl Cluster {
             Some(earlier) => self.leave(now, &info.node, earlier, NodeState::Lost),
             None => self.nodes.index.remove_node(&info.node),
         }
-        let introduced = self.predictor.introduce(&info);
+        let introduced = self.predictor.introduce(&info, &mut self.nodes);
         self.nodes.enter(now, info, introduced);
     }
 
@@ -220,6 +229,9 @@ impl Cluster {
         self.ticked = Some(now);
         self.predictor.forget_old(now);
         self.nodes.on_tick(now, self.config.suspect_after, self.config.index_ttl);
+        self.nodes.values_mut().for_each(|node| node.trust.on_tick(node.charges.owes_since(now)));
+        self.compare_claims(now);
+        self.remember_limits(now);
     }
 
     /// Changes of a node's prefix cache, or (`snapshot`) all of it, as in
@@ -243,16 +255,31 @@ impl Cluster {
         if rows == 0 {
             return;
         }
+        let teaches = self.teaches(node);
         let Some(node) = self.nodes.get_mut(node) else { return };
-        self.predictor.on_step(now, node, rows, attended_tokens, seconds);
+        node.last_steps.observe(rows, seconds);
+        if teaches {
+            self.predictor.on_step(now, node, rows, attended_tokens, seconds);
+        }
         if node.info().role == NodeRole::Prefill {
             node.charges.backlog.on_chunk_done(now);
         }
     }
 
+    /// Whether the node's class learns from what it says. From one that has not answered it does so
+    /// only while no other has.
+    fn teaches(&self, node: &NodeId) -> bool {
+        let Some(node) = self.nodes.get(node) else { return false };
+        let serves = |other: &ClusterNode| other.class == node.class && other.trust.has_answered();
+        node.trust.has_answered() || !self.nodes.values().any(serves)
+    }
+
     /// A decode node would take `seconds` for a partial prefill of so many rows, as far as some of
     /// its layers tell.
     pub fn on_slice(&mut self, node: &NodeId, rows: u32, attended_tokens: u64, seconds: f64) {
+        if !self.teaches(node) {
+            return;
+        }
         let Some(node) = self.nodes.get(node) else { return };
         self.predictor.on_slice(node, rows, attended_tokens, seconds);
     }
@@ -279,9 +306,18 @@ impl Cluster {
         self.ledger.on_first_token(now, key, &mut self.nodes);
     }
 
+    /// The request's decode node has given its first token.
+    pub fn on_decodes(&mut self, now: Instant, key: RequestKey) {
+        self.ledger.on_decodes(now, key, &mut self.nodes);
+    }
+
     /// The answer is complete, with so many tokens. The attempt is over.
     pub fn on_finished(&mut self, now: Instant, key: RequestKey, output_tokens: u32) {
-        self.predictor.output_lengths.observe(output_tokens);
+        // What is not charged ended before, or never was.
+        if let Some(decode) = self.ledger.decoding(key) {
+            self.predictor.output_lengths.observe(output_tokens.min(decode.charge.max_tokens));
+            self.ledger.on_decodes(now, key, &mut self.nodes);
+        }
         self.on_ended(now, key);
     }
 

@@ -7,6 +7,7 @@ use baton_types::{Load, NodeInfo};
 
 use super::node_forecast::LastSteps;
 use super::predictor::Introduced;
+use super::trust::Trust;
 use crate::cost::SpeedFactor;
 use crate::ledger::NodeCharges;
 
@@ -66,6 +67,7 @@ pub struct ClusterNode {
     pub(super) is_expired: bool,
     /// An operator asked it to drain. Its reports say so too, but later.
     drain_ordered: bool,
+    pub(super) trust: Trust,
 }
 
 impl ClusterNode {
@@ -93,6 +95,7 @@ impl ClusterNode {
             slot,
             is_expired: false,
             drain_ordered: false,
+            trust: Trust::default(),
         }
     }
 
@@ -134,6 +137,11 @@ impl ClusterNode {
     /// Requests placed there that have not ended.
     pub fn placed(&self) -> usize {
         self.charges.requests
+    }
+
+    /// When it joined.
+    pub(super) fn joined(&self) -> Instant {
+        self.joined
     }
 
     /// How far it is into its slow start, 0 to 1.

@@ -127,7 +127,7 @@ impl Cluster {
         let matches = self.matches(request);
         let (chosen, rows) = self.look(now, sized, &matches, &*self.policies.placement, keep, rng);
         let placed = chosen.and_then(|chosen| self.take_in(now, sized, chosen, &matches));
-        (placed.map_err(|refusal| self.ledger.keep_retryable(request.key, refusal, self.config.max_queued)), rows)
+        (placed.map_err(|refusal| self.ledger.keep_retryable(now, request.key, refusal, self.config.max_queued)), rows)
     }
 
     /// The request with the longest wait that the cluster grants it. What was accepted is served.
@@ -359,8 +359,7 @@ impl Cluster {
         let request = sized.request;
         let ttft = chosen.ttft;
         let key = request.key;
-        let mut charge =
-            Charge { prefill: None, tail: None, fetch: None, decode: None, placed: now, ttft, prefilled: false };
+        let mut charge = Charge { ttft: Some(ttft), ..Charge::new(now, now) };
         if let Some(node) = self.takes_room(chosen) {
             let at = node.info().start();
             charge.decode = Some(Placed { at, charge: decode_charge(now, now + ttft, sized, node) });
@@ -387,6 +386,7 @@ impl Cluster {
         let node = self.nodes.get_mut(node)?;
         node.charges.backlog.set_chunk_seconds(seconds);
         node.charges.add_prefill(now, prompt);
+        node.trust.on_placed(now);
         Some(node.info().start())
     }
 }

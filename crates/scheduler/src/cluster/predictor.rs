@@ -6,6 +6,7 @@ use baton_types::{NodeInfo, NodeRole};
 
 use super::ClusterNode;
 use super::candidates::SizedRequest;
+use super::table::NodeTable;
 use crate::admission::DecodeLoad;
 use crate::backlog::ChunkSeconds;
 use crate::config::MIN_CHUNK_PART;
@@ -21,6 +22,18 @@ type CostClass = (NodeRole, u64, String);
 
 fn cost_class(info: &NodeInfo) -> CostClass {
     (info.role, info.layout.model, info.kv_class.clone())
+}
+
+/// Classes that are remembered without a node.
+pub(super) const MAX_CLASSES: usize = 64;
+
+/// How a node compares with its class, by what it says.
+fn speed(info: &NodeInfo, class: &ClassCost) -> SpeedFactor {
+    let own = ClassCost::new(&info.profile);
+    match info.role {
+        NodeRole::Prefill => SpeedFactor::from_profiles(own.prefill.prompt(512, 0), class.prefill.prompt(512, 0)),
+        NodeRole::Decode => SpeedFactor::from_profiles(own.decode.step(8, 4096), class.decode.step(8, 4096)),
+    }
 }
 
 /// How a node that joins compares with those that are known.
@@ -62,26 +75,34 @@ impl Predictor {
     }
 
     /// A node says what it can do. Its class is seeded with that if it is the first of it.
-    pub(super) fn introduce(&mut self, info: &NodeInfo) -> Introduced {
-        let own = ClassCost::new(&info.profile);
-        let class = self.class_of(info);
-        let cost = &self.costs[class].1;
-        let (own, usual) = match info.role {
-            NodeRole::Prefill => (own.prefill.prompt(512, 0), cost.prefill.prompt(512, 0)),
-            NodeRole::Decode => (own.decode.step(8, 4096), cost.decode.step(8, 4096)),
-        };
+    /// What a class was seeded with may change by it: its nodes are compared with that anew.
+    pub(super) fn introduce(&mut self, info: &NodeInfo, nodes: &mut NodeTable) -> Introduced {
         self.transfers.introduce(&info.node, info.profile.transfer_bytes_per_s);
-        Introduced { class, speed: SpeedFactor::from_profiles(own, usual) }
+        let class = self.class_of(info, nodes);
+        let cost = &self.costs[class].1;
+        for node in nodes.values_mut().filter(|node| node.class == class && !node.speed.is_measured()) {
+            node.speed = speed(node.info(), cost);
+        }
+        Introduced { class, speed: speed(info, cost) }
     }
 
     /// Index of the node's class.
-    fn class_of(&mut self, info: &NodeInfo) -> usize {
+    fn class_of(&mut self, info: &NodeInfo, nodes: &NodeTable) -> usize {
         let class = cost_class(info);
-        let known = self.costs.iter().position(|(other, _)| *other == class);
-        known.unwrap_or_else(|| {
-            self.costs.push((class, ClassCost::new(&info.profile)));
-            self.costs.len() - 1
-        })
+        if let Some(known) = self.costs.iter().position(|(other, _)| *other == class) {
+            self.costs[known].1.introduce(&info.profile);
+            return known;
+        }
+        let seeded = (class, ClassCost::new(&info.profile));
+        let is_used = |index: &usize| nodes.values().any(|node| node.class == *index);
+        // Names of classes are the nodes' to choose: those of nodes that are gone make room.
+        let unused = (0..self.costs.len()).find(|index| !is_used(index)).filter(|_| self.costs.len() >= MAX_CLASSES);
+        if let Some(unused) = unused {
+            self.costs[unused] = seeded;
+            return unused;
+        }
+        self.costs.push(seeded);
+        self.costs.len() - 1
     }
 
     fn cost(&self, node: &ClusterNode) -> &ClassCost {
@@ -105,7 +126,6 @@ impl Predictor {
         attended_tokens: u64,
         seconds: f64,
     ) {
-        node.last_steps.observe(rows, seconds);
         let cost = &mut self.costs[node.class].1;
         match node.info().role {
             NodeRole::Prefill => cost.on_prefill_step(&mut node.speed, rows, attended_tokens, seconds),
@@ -134,7 +154,7 @@ impl Predictor {
     /// Seconds that a node takes for a prompt of which it has `cached` tokens, in its chunks.
     pub(super) fn prompt_seconds(&self, node: &ClusterNode, tokens: u32, cached: u32) -> f64 {
         let cost = self.cost(node);
-        cost.seconds(node.speed, cost.prefill.prompt(tokens, cached))
+        cost.seconds(node.speed, cost.prefill.prompt_in_chunks(tokens, cached, self.chunk_rows(node)))
     }
 
     /// The same in one chunk.
@@ -145,7 +165,10 @@ impl Predictor {
 
     /// Rows of a full chunk of a node.
     pub(super) fn chunk_rows(&self, node: &ClusterNode) -> u32 {
-        self.cost(node).prefill.chunk_rows()
+        match node.info().profile.chunk_tokens {
+            0 => self.cost(node).prefill.chunk_rows(),
+            told => told,
+        }
     }
 
     /// How long a prefill node's chunks take.

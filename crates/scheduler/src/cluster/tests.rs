@@ -419,6 +419,8 @@ fn rejoined_node_gets_few_requests_during_slow_start() {
     let first = place(&mut cluster, later, &one_token(2)).unwrap().prefill;
     let second = place(&mut cluster, later, &one_token(3)).unwrap().prefill;
     assert_eq!((first, second), (id("p1"), id("p0")), "one to begin with, and no more while the other has so few");
+    // It has answered.
+    cluster.on_first_token(later, key(2));
     let warm = later + 10 * SECOND;
     assert_eq!(place(&mut cluster, warm, &one_token(4)).unwrap().prefill, id("p1"));
 }

@@ -152,7 +152,12 @@ impl PrefillCost {
 
     /// Seconds to compute a prompt of `tokens` tokens of which the first `cached` are here.
     pub fn prompt(&self, tokens: u32, cached: u32) -> f64 {
-        self.in_steps(tokens.saturating_sub(cached).div_ceil(self.chunk).max(1), tokens, cached)
+        self.prompt_in_chunks(tokens, cached, self.chunk)
+    }
+
+    /// The same in chunks of so many rows.
+    pub fn prompt_in_chunks(&self, tokens: u32, cached: u32, chunk: u32) -> f64 {
+        self.in_steps(tokens.saturating_sub(cached).div_ceil(chunk.max(1)).max(1), tokens, cached)
     }
 
     /// The same in one step, however many they are.
@@ -208,6 +213,31 @@ pub struct ClassCost {
     decode_spread: Residuals,
     /// What the factors of its nodes are about, by their steps.
     usual: SpeedFactor,
+    /// Whether a step was measured.
+    is_measured: bool,
+    /// Profiles of its nodes, until then.
+    profiles: Vec<NodeProfile>,
+}
+
+/// Profiles that a class is seeded with, at most.
+const MAX_PROFILES: usize = 16;
+
+/// The lower median: half of the nodes of a class must lie to shift it.
+fn median(profiles: &[NodeProfile]) -> NodeProfile {
+    let of = |number: fn(&NodeProfile) -> f64| {
+        let mut numbers: Vec<f64> = profiles.iter().map(number).collect();
+        numbers.sort_by(f64::total_cmp);
+        numbers.get(numbers.len().saturating_sub(1) / 2).copied().unwrap_or_default()
+    };
+    NodeProfile {
+        prefill_base: of(|profile| profile.prefill_base),
+        prefill_per_token: of(|profile| profile.prefill_per_token),
+        prefill_per_token_pair: of(|profile| profile.prefill_per_token_pair),
+        decode_base: of(|profile| profile.decode_base),
+        decode_per_sequence: of(|profile| profile.decode_per_sequence),
+        decode_per_kv_token: of(|profile| profile.decode_per_kv_token),
+        ..profiles.first().copied().unwrap_or_default()
+    }
 }
 
 impl ClassCost {
@@ -218,7 +248,22 @@ impl ClassCost {
             decode: DecodeCost::new(profile),
             decode_spread: Residuals::default(),
             usual: SpeedFactor::default(),
+            is_measured: false,
+            profiles: vec![*profile],
         }
+    }
+
+    /// One more node of the class. Says whether that changed what the class is seeded with: until a
+    /// step is measured, that is the median of what its nodes say.
+    pub fn introduce(&mut self, profile: &NodeProfile) -> bool {
+        if self.is_measured || self.profiles.len() >= MAX_PROFILES {
+            return false;
+        }
+        let mut profiles = std::mem::take(&mut self.profiles);
+        profiles.push(*profile);
+        let seeded = Self::new(&median(&profiles));
+        *self = Self { profiles, ..seeded };
+        true
     }
 
     /// The class's seconds as those of a node with this factor. A node that has had no step is as
@@ -254,6 +299,7 @@ impl ClassCost {
     /// A prefill node took `seconds` for a step; `factor` is its speed against the class.
     pub fn on_prefill_step(&mut self, factor: &mut SpeedFactor, rows: u32, attended: u64, seconds: f64) {
         if is_time(seconds) {
+            self.is_measured = true;
             let expected = self.prefill.step(rows, attended);
             self.prefill.observe(rows, attended, seconds / self.factor(*factor));
             self.follow(factor, seconds / expected);
@@ -263,6 +309,7 @@ impl ClassCost {
     /// A decode node takes `seconds` for a partial prefill. Its factor is that of its steps.
     pub fn on_slice(&mut self, factor: SpeedFactor, rows: u32, attended: u64, seconds: f64) {
         if is_time(seconds) {
+            self.is_measured = true;
             let seconds = seconds / self.factor(factor);
             self.prefill.fit.update(&[1.0, f64::from(rows), attended as f64], seconds);
         }
@@ -278,6 +325,7 @@ impl ClassCost {
         seconds: f64,
     ) {
         if is_time(seconds) {
+            self.is_measured = true;
             let expected = self.decode.step(sequences, kv_tokens);
             let own = self.factor(*factor);
             self.decode_spread.observe(now, 1.0, seconds / (expected * own));
@@ -321,6 +369,11 @@ impl SpeedFactor {
         let tells = ratio.is_finite() && ratio > 0.0 && !(0.5..=2.0).contains(&ratio);
         let factor = if tells { ratio.clamp(0.05, 20.0) } else { 1.0 };
         Self { factor, is_measured: false }
+    }
+
+    /// Whether a step of it was measured.
+    pub(crate) fn is_measured(self) -> bool {
+        self.is_measured
     }
 
     /// Moves by a fiftieth of the way to what was observed.
@@ -431,6 +484,20 @@ mod tests {
         assert!((cost.seconds(fast, step) / 0.03 - 1.0).abs() < 0.2);
         assert_eq!(SpeedFactor::from_profiles(1.5, 1.0), SpeedFactor::default());
         assert_eq!(cost.seconds(SpeedFactor::from_profiles(4.0, 1.0), 1.0), 4.0 * cost.usual.factor);
+    }
+
+    #[test]
+    fn class_is_seeded_with_the_median_of_what_its_nodes_say() {
+        let profile =
+            |seconds| NodeProfile { prefill_base: 0.01, prefill_per_token: seconds, ..NodeProfile::default() };
+        for lie in [1e6, 1e-9] {
+            let mut cost = ClassCost::new(&profile(lie));
+            (0..2).for_each(|_| assert!(cost.introduce(&profile(0.001))));
+            let prompt = cost.prefill.prompt(1000, 0);
+            assert!((0.5..2.0).contains(&prompt), "{prompt} s of 1 s");
+            cost.on_prefill_step(&mut SpeedFactor::default(), 512, 100, 0.5);
+            assert!(!cost.introduce(&profile(lie)), "it is measured");
+        }
     }
 
     #[test]

@@ -127,7 +127,12 @@ impl DecodeCore {
         result: Result<Option<StepOutput>, &Refused>,
     ) -> Option<StepOutput> {
         match result {
-            Ok(Some(StepOutput { failed: Some(refused), .. })) => self.fail(key, refused),
+            Ok(Some(StepOutput { failed: Some(refused), .. })) => {
+                if refused.kind == ErrorKind::DataLoss {
+                    self.forget_prefix(key);
+                }
+                self.fail(key, refused);
+            }
             Ok(Some(output)) if output.sampled.is_some() == is_last => return Some(output),
             Ok(output) => {
                 let sampled = output.and_then(|output| output.sampled);

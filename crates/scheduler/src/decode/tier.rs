@@ -29,6 +29,13 @@ impl BlockAccounts for DecodeCore {
 }
 
 impl DecodeCore {
+    /// What a sequence has in the cache is no good.
+    pub(super) fn forget_prefix(&mut self, key: RequestKey) {
+        let Some(sequence) = self.sequences.get(&key) else { return };
+        let forgotten = self.pool.forget_with_successors(&sequence.kv.hashes);
+        self.effects.extend(self.stores.forget(forgotten).map(DecodeEffect::Tier));
+    }
+
     pub(super) fn start_stores(&mut self) {
         while let Some(effect) = self.stores.start(&mut self.pool) {
             self.effects.push_back(DecodeEffect::Tier(effect));

@@ -595,12 +595,14 @@ impl<E> Desk<E> {
         cluster: &mut Cluster,
     ) -> Option<Following> {
         let Role::Leads { settles } = self.role else { return None };
+        if !self.followers.on_greeted(now, cluster, who, attempts) {
+            return None;
+        }
         let stream = StreamId(self.begin());
         if let Some(before) = self.streams.insert(who, stream) {
             // What it still has to say was said before what is declared now.
             self.effects.push_back(DeskEffect::EndStream(before));
         }
-        self.followers.on_greeted(now, cluster, who, attempts);
         Some(Following { who, stream, term: self.term, settles })
     }
 
@@ -620,15 +622,19 @@ impl<E> Desk<E> {
         if !self.is_current(from) {
             return None;
         }
-        if let Question::Place(PlaceQuestion { key, .. }) | Question::Migrate(MigrationQuestion { migrated: key, .. }) =
-            question
+        // Of another conductor's attempts it has nothing to ask.
+        if question.names().into_iter().any(|key| cluster.is_of_other(from.who, key)) {
+            return None;
+        }
+        if let Question::Place(_) = question
+            && let Some(refusal) = cluster.claims_refused(now, from.who)
         {
-            self.followers.on_charged(from.who, *key);
+            let grounds = DecisionReasons::NoLeader;
+            return Some(Answer::Placed(Box::new(Decided { at: now, placed: Err(refusal), grounds })));
         }
         let answer = answer_to(now, question, cluster, random);
+        cluster.claim(from.who, question.key());
         match (&answer, question) {
-            // Nothing was charged, and no end follows.
-            (Answer::Migrated(None), _) => self.followers.on_ended(from.who, question.key()),
             (Answer::Placed(decided), Question::Place(of))
                 if decided.placed.is_ok() && !of.is_admitted && !of.bypass_cache =>
             {
@@ -651,9 +657,8 @@ impl<E> Desk<E> {
         if !self.is_current(from) {
             return;
         }
-        cluster.update_ledger(now, key, entry);
-        if matches!(entry, LedgerEntry::Ended | LedgerEntry::Finished { .. }) {
-            self.followers.on_ended(from.who, key);
+        if !cluster.is_of_other(from.who, key) {
+            cluster.update_ledger(now, key, entry);
         }
     }
 
@@ -870,6 +875,51 @@ mod tests {
             assert_eq!((desk.leads(), desk.has_leader(), desk.term()), (true, true, 0));
             assert!(asks(&mut desk, term.into(), &mut cluster, now).is_some());
         }
+    }
+
+    #[test]
+    fn follower_cannot_change_attempts_of_others() {
+        let (mut desk, mut cluster, now) = desk(1);
+        desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
+        desk.on_ask_for_nodes(now, &request(1, &[]), &mut cluster, &mut || 0);
+        let follow = |desk: &mut Desk<()>, cluster: &mut Cluster, id, attempts: &[Declared]| {
+            desk.on_follower(now, ConductorId(id), 5, attempts, cluster).unwrap()
+        };
+        let honest = follow(&mut desk, &mut cluster, 2, &[]);
+        let place = |n| Question::Place((&request(n, &[])).into());
+        let asked = desk.on_follower_asked(now, &honest, &place(2), &mut cluster, &mut || 0);
+        assert!(matches!(asked, Some(Answer::Placed(_))));
+        let own = desk.placed().declared(now);
+        let liar = follow(&mut desk, &mut cluster, 3, &own);
+        for n in [1, 2] {
+            let migrate = |from, to| {
+                let migrated = RequestKey { attempt: baton_types::Attempt(1), ..key(to) };
+                Question::Migrate(MigrationQuestion { key: key(from), migrated, tokens: 8, exclude: Vec::new() })
+            };
+            let from = NodeId::new("d0").unwrap();
+            for question in [place(n), Question::Reselect { key: key(n), from }, migrate(n, n), migrate(n, 9)] {
+                assert!(desk.on_follower_asked(now, &liar, &question, &mut cluster, &mut || 0).is_none());
+            }
+            for entry in [LedgerEntry::FirstToken, LedgerEntry::Ended, LedgerEntry::Finished { output_tokens: 1 }] {
+                desk.on_follower_ledger_update(now, &liar, key(n), &entry, &mut cluster);
+            }
+        }
+        desk.on_follower_gone(now, &liar);
+        desk.on_tick(now + 20 * SECOND, &mut cluster, &mut || 0);
+        assert_eq!(cluster.placed(), 2);
+    }
+
+    #[test]
+    fn followers_are_bounded_and_those_that_went_away_make_room() {
+        let (mut desk, mut cluster, now) = desk(1);
+        desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
+        let streams: Vec<_> =
+            (2..66).map(|id| desk.on_follower(now, ConductorId(id), 5, &[], &mut cluster).unwrap()).collect();
+        assert!(desk.on_follower(now, ConductorId(99), 5, &[], &mut cluster).is_none());
+        assert!(desk.on_follower(now, ConductorId(3), 5, &[], &mut cluster).is_some(), "it is known");
+        desk.on_follower_gone(now, &streams[4]);
+        assert!(desk.on_follower(now, ConductorId(99), 5, &[], &mut cluster).is_some());
+        assert_eq!(desk.followers(), 64);
     }
 
     #[test]

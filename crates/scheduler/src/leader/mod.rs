@@ -11,10 +11,10 @@ mod desk;
 mod placed;
 mod term;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use baton_types::{ConductorId, Declared, RequestKey};
+use baton_types::{ConductorId, Declared};
 
 use crate::cluster::Cluster;
 
@@ -25,63 +25,56 @@ pub use term::{StaleTerm, TermFence};
 
 /// How long what a conductor had stays charged after it went away: it may be back, and declare it.
 const KEPT: Duration = Duration::from_secs(10);
-
-#[derive(Debug, Default)]
-struct Follower {
-    /// Its attempts that are charged, or wait in the admission queue.
-    keys: BTreeSet<RequestKey>,
-    gone: Option<Instant>,
-}
+/// Conductors at once: more than a node has sessions with.
+const MAX_FOLLOWERS: usize = 64;
 
 /// The conductors whose requests are placed here. **Invariant**: what is charged for one that stays
 /// away is given back.
 #[derive(Debug, Default)]
 pub struct Followers {
-    followers: BTreeMap<ConductorId, Follower>,
+    /// When each went away; `None` while it is here.
+    gone: BTreeMap<ConductorId, Option<Instant>>,
 }
 
 impl Followers {
-    /// A conductor is here, or back, and has this. What else was charged for it is over.
-    pub fn on_greeted(&mut self, now: Instant, cluster: &mut Cluster, who: ConductorId, declared: &[Declared]) {
-        let before = self.followers.remove(&who).unwrap_or_default();
-        let keys: BTreeSet<_> = declared.iter().map(|declared| declared.key).collect();
-        before.keys.difference(&keys).for_each(|key| cluster.on_ended(now, *key));
-        declared.iter().for_each(|declared| cluster.declare(now, declared));
-        self.followers.insert(who, Follower { keys, gone: None });
+    /// A conductor is here, or back, and declares what it has. `false`: there are as many as may
+    /// be.
+    pub fn on_greeted(&mut self, now: Instant, cluster: &mut Cluster, who: ConductorId, declared: &[Declared]) -> bool {
+        if self.gone.len() >= MAX_FOLLOWERS && !self.gone.contains_key(&who) && !self.forget_first_gone(now, cluster) {
+            return false;
+        }
+        cluster.on_declared(now, who, declared);
+        self.gone.insert(who, None);
+        true
     }
 
-    /// An attempt of a conductor was charged, or waits.
-    pub fn on_charged(&mut self, who: ConductorId, key: RequestKey) {
-        if let Some(follower) = self.followers.get_mut(&who) {
-            follower.keys.insert(key);
-        }
-    }
-
-    /// An attempt of a conductor is over.
-    pub fn on_ended(&mut self, who: ConductorId, key: RequestKey) {
-        if let Some(follower) = self.followers.get_mut(&who) {
-            follower.keys.remove(&key);
-        }
+    /// Gives back what the one had that has been away for longest. `false`: all are here.
+    fn forget_first_gone(&mut self, now: Instant, cluster: &mut Cluster) -> bool {
+        let gone = self.gone.iter().filter_map(|(who, gone)| Some(((*gone)?, *who)));
+        let Some((_, who)) = gone.min() else { return false };
+        cluster.end_claims(now, who);
+        self.gone.remove(&who);
+        true
     }
 
     /// A conductor went away.
     pub fn on_gone(&mut self, now: Instant, who: ConductorId) {
-        if let Some(follower) = self.followers.get_mut(&who) {
-            follower.gone.get_or_insert(now);
+        if let Some(gone) = self.gone.get_mut(&who) {
+            gone.get_or_insert(now);
         }
     }
 
     /// Gives back what was charged for those that stay away.
     pub fn on_tick(&mut self, now: Instant, cluster: &mut Cluster) {
-        let over = |follower: &Follower| follower.gone.is_some_and(|gone| now >= gone + KEPT);
-        for (_, follower) in self.followers.extract_if(.., |_, follower| over(follower)) {
-            follower.keys.iter().for_each(|key| cluster.on_ended(now, *key));
+        let over = |gone: &Option<Instant>| gone.is_some_and(|gone| now >= gone + KEPT);
+        for (who, _) in self.gone.extract_if(.., |_, gone| over(gone)) {
+            cluster.end_claims(now, who);
         }
     }
 
     /// Conductors that are here.
     pub fn len(&self) -> usize {
-        self.followers.values().filter(|follower| follower.gone.is_none()).count()
+        self.gone.values().filter(|gone| gone.is_none()).count()
     }
 
     /// Whether no conductor is here.
@@ -92,8 +85,10 @@ impl Followers {
 
 #[cfg(test)]
 mod tests {
+    use baton_types::Load;
+
     use super::*;
-    use crate::cluster::tests::{cluster, key, place, request};
+    use crate::cluster::tests::{cluster, id, key, place, request};
     use crate::placement::PlacementKind;
 
     const WHO: ConductorId = ConductorId(5);
@@ -106,10 +101,9 @@ mod tests {
         followers.on_greeted(now, &mut cluster, WHO, &[]);
         for n in 1..4 {
             place(&mut cluster, now, &request(n, &[])).unwrap();
-            followers.on_charged(WHO, key(n));
+            cluster.claim(WHO, key(n));
         }
         cluster.on_ended(now, key(3));
-        followers.on_ended(WHO, key(3));
         followers.on_gone(now, WHO);
         assert!(followers.is_empty());
         followers.on_tick(now + KEPT - Duration::from_millis(1), &mut cluster);
@@ -130,10 +124,13 @@ mod tests {
             let request = request(n, &[]);
             let placement = place(&mut cluster, now, &request).unwrap();
             placed.on_placed(now, &request, &cluster.assign(placement, None));
-            followers.on_charged(WHO, key(n));
+            cluster.claim(WHO, key(n));
         }
         followers.on_gone(now, WHO);
         placed.on_ended(key(2));
+        for node in ["p0", "p1", "d0", "d1"] {
+            cluster.on_load(now, &id(node), Load { running: 2, ..Load::default() });
+        }
         followers.on_greeted(now, &mut cluster, WHO, &placed.declared(now));
         followers.on_tick(now + 2 * KEPT, &mut cluster);
         assert_eq!((cluster.placed(), followers.len()), (2, 1));

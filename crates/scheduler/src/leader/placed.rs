@@ -71,7 +71,7 @@ impl Placed {
                 }
             }
             LedgerEntry::Finished { .. } | LedgerEntry::Ended => self.on_ended(key),
-            LedgerEntry::Fetched { .. } | LedgerEntry::Pushed { .. } => {}
+            LedgerEntry::Fetched { .. } | LedgerEntry::Pushed { .. } | LedgerEntry::Decodes => {}
         }
     }
 

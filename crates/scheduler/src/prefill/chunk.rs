@@ -138,6 +138,9 @@ impl PrefillCore {
             return self.end(key, Some(failed(ErrorKind::Internal, "the step gave no output for the request".into())));
         };
         if let Some(Refused { kind, message }) = output.failed {
+            if kind == ErrorKind::DataLoss {
+                self.forget_prefix(key);
+            }
             return self.end(key, Some(failed(kind, message)));
         }
         request.num_computed_tokens = range.end;

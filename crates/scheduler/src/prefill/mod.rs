@@ -171,9 +171,15 @@ impl PrefillCore {
         self.pool.snapshot()
     }
 
-    /// Frees the prefix cache, of both tiers.
+    /// Frees the prefix cache, of both tiers, and ends the leases of it. What requests hold stays
+    /// until they end.
     pub fn clear_cache(&mut self) {
+        while let Some(effect) = self.leases.end(&mut self.pool) {
+            self.effects.push_back(PrefillEffect::Lease(effect));
+        }
         self.pool.clear_cached();
+        // They are held for the write alone.
+        self.pool.forget_with_successors(&self.stores.under_way());
         self.effects.extend(self.stores.clear().map(PrefillEffect::Tier));
     }
 

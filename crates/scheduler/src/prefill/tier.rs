@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use baton_kv_cache::BlockPool;
+use baton_types::RequestKey;
 
 use super::{PrefillCore, PrefillEffect};
 use crate::tier::{BlockAccounts, Stores};
@@ -20,6 +21,13 @@ impl BlockAccounts for PrefillCore {
 }
 
 impl PrefillCore {
+    /// What a request's prompt has in the cache is no good.
+    pub(super) fn forget_prefix(&mut self, key: RequestKey) {
+        let Some(request) = self.active.get(&key) else { return };
+        let forgotten = self.pool.forget_with_successors(&request.hashes);
+        self.effects.extend(self.stores.forget(forgotten).map(PrefillEffect::Tier));
+    }
+
     pub(super) fn start_stores(&mut self) {
         while let Some(effect) = self.stores.start(&mut self.pool) {
             self.effects.push_back(PrefillEffect::Tier(effect));

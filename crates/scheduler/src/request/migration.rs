@@ -6,9 +6,10 @@
 //! whatever fails leaves the request there. From then on the new attempt counts, and the first node
 //! is told to forget it. Tokens that come from both are the same, and come to the client once.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use baton_types::{Attempt, FetchReport, KvTransfer, MigrationQuestion, NodeId, PrefillEvent, RequestKey};
+use baton_types::{Attempt, FetchReport, KvTransfer, MigrationQuestion, NodeId, PrefillEvent, PrefillJob, RequestKey};
 
 use super::{
     Attempted, LedgerEntry, MigrationAssignment, RequestCore, RequestEffect, RequestEvent, RequestNote, State,
@@ -82,6 +83,7 @@ impl RequestCore {
         }
         let Some(MigrationAssignment { to, source }) = to else { return self.migrations.refused.clear() };
         let job = self.job.migrated(key, self.output.sent(), source);
+        let job = PrefillJob { salt: Arc::clone(&self.salt), ..job };
         self.migrations.tries += 1;
         self.effects.push_back(RequestEffect::Submit { node: to.node.clone(), job });
         self.state = State::Migrating(MigrationTarget { attempt: key.attempt, to });
@@ -131,6 +133,7 @@ impl RequestCore {
         attempted.key.attempt = attempt;
         attempted.placement.decode = Some(to.node.clone());
         attempted.starts = vec![to.clone()];
+        attempted.decodes = false;
         attempted.is_done = false;
         attempted.since = now;
         self.migrations = Migrations { has_migrated: true, ..Migrations::default() };

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 use baton_types::{
     Attempt, DecodeEvent, DecodeTarget, ErrorKind, FetchReport, FinishReason, KvTransfer, NodeId, PrefillEvent,
-    Refused, RequestKey, Reselect, Tbt, Timeline, Usage,
+    PrefillJob, Refused, RequestKey, Reselect, Tbt, Timeline, Usage,
 };
 
 use crate::ledger::NodeStart;
@@ -121,6 +121,8 @@ struct Attempted {
     prefill_started: Instant,
     /// Whether one of its nodes said that it is at work.
     has_begun: bool,
+    /// Whether its decode node has given a token.
+    decodes: bool,
     /// Whether its decode node said that it is done.
     is_done: bool,
 }
@@ -138,8 +140,11 @@ pub struct RequestCore {
     last_attempt: Option<Attempt>,
     /// Attempts that failed.
     failures: u32,
-    /// Attempts that ended because their nodes drained or had not begun.
+    /// Attempts that ended because their nodes drained, had not begun, or lost a session.
     unfinished: u32,
+    /// Separates what the next attempts cache from what others do: not empty once what was cached
+    /// is no good.
+    salt: Arc<[u8]>,
     /// Nodes that died while they had it.
     died: Vec<NodeId>,
     failed_nodes: Vec<NodeId>,
@@ -175,6 +180,7 @@ impl RequestCore {
             last_attempt: None,
             failures: 0,
             unfinished: 0,
+            salt: Arc::from([]),
             died: Vec::new(),
             failed_nodes: Vec::new(),
             was_queued: false,
@@ -262,7 +268,8 @@ impl RequestCore {
         exclude: &'a [NodeId],
         waited: Duration,
     ) -> PlacementRequest<'a> {
-        self.job.placement_request(key, self.next_first_index(), exclude, waited)
+        let wanted = self.job.placement_request(key, self.next_first_index(), exclude, waited);
+        PlacementRequest { bypass_cache: wanted.bypass_cache || !self.salt.is_empty(), ..wanted }
     }
 
     /// Index of the first token that the attempt draws; those before it are the client's.
@@ -355,7 +362,8 @@ impl RequestCore {
         let left = self.job.timeout.saturating_sub(now.saturating_duration_since(self.arrived));
         let first_index = self.next_first_index();
         let output = &self.output.sent()[..first_index as usize];
-        let mut job = self.job.prefill_job(key, output, &to, left);
+        let job = self.job.prefill_job(key, output, &to, left);
+        let mut job = PrefillJob { salt: Arc::clone(&self.salt), ..job };
         if self.prompt_logprobs_sent && job.sampling.prompt_logprobs.is_some() {
             Arc::make_mut(&mut job.sampling).prompt_logprobs = None;
         }
@@ -372,6 +380,7 @@ impl RequestCore {
             first_index,
             prefill_started: now,
             has_begun: false,
+            decodes: false,
             is_done: false,
         });
         self.last_attempt = Some(key.attempt);
@@ -521,6 +530,7 @@ impl RequestCore {
                 }
                 let token = OutputToken { token, logprobs, finish };
                 if index != self.first_index() {
+                    self.tell_decodes();
                     return self.on_token(now, index, token);
                 }
                 // The decode node computed the last part of the prompt.
@@ -530,6 +540,15 @@ impl RequestCore {
                 self.on_first_token(now, token);
             }
             DecodeEvent::Failed(refused) => self.fail_at_decode(now, refused),
+        }
+    }
+
+    /// The ledger hears of the decode node's first token.
+    fn tell_decodes(&mut self) {
+        let Some(Attempted { key, decodes, .. }) = &mut self.attempted else { return };
+        let key = *key;
+        if !std::mem::replace(decodes, true) {
+            self.update_ledger(key, LedgerEntry::Decodes);
         }
     }
 

@@ -1,5 +1,6 @@
 //! A request whose nodes failed it goes on at others, after the tokens that its client has.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_types::{ErrorKind, NodeId, Refused};
@@ -12,7 +13,7 @@ use crate::placement::Refusal;
 pub(super) const RECOVERY_PATIENCE: Duration = Duration::from_secs(10);
 /// So many nodes may die, or hang, while they have one request: it may be what they die of.
 const MAX_DEATHS: usize = 2;
-/// How often a request is placed again because its nodes drain, or had not begun.
+/// How often a request is placed again because its nodes drain, had not begun, or lost a session.
 const MAX_UNFINISHED: u32 = 16;
 /// How soon it looks again, at first and at last. Many may look at once: each look is twice as late
 /// as the one before.
@@ -56,6 +57,8 @@ impl Recovery {
 pub enum Departure {
     /// Its process ended, or its connection broke.
     Died,
+    /// Its session was ended in order, or another one took its place: its process may be well.
+    Replaced,
     /// It says nothing. It may be on its way back.
     Silent,
     /// Its engine makes no progress in a step, maybe that of the request.
@@ -66,12 +69,13 @@ pub enum Departure {
     Drained,
 }
 
-crate::named!(Departure: Died, Silent, Stalled, GivenUp, Drained);
+crate::named!(Departure: Died, Replaced, Silent, Stalled, GivenUp, Drained);
 
 impl Departure {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Died => "the node was lost",
+            Self::Replaced => "the session with the node ended, or was replaced",
             Self::Silent => "the node is silent",
             Self::Stalled => "the node's engine makes no progress",
             Self::GivenUp => "the node was silent for too long",
@@ -85,6 +89,8 @@ impl Departure {
 pub(super) enum Fault {
     /// Nothing: its node left in order, or had not begun.
     None,
+    /// Nothing, and nothing of its node: only their session ended.
+    NoneOfNode,
     /// It may fail again.
     Failed,
     /// It may have been what its node died of, or hangs in.
@@ -98,7 +104,7 @@ impl RequestCore {
         let may_come_back = match away {
             Departure::Silent => true,
             Departure::Stalled => self.died.len() + 1 < MAX_DEATHS,
-            Departure::Died | Departure::GivenUp | Departure::Drained => false,
+            Departure::Died | Departure::Replaced | Departure::GivenUp | Departure::Drained => false,
         };
         if may_come_back && self.failures + 1 >= self.limits.max_attempts {
             return;
@@ -121,6 +127,7 @@ impl RequestCore {
         }
         let fault = match away {
             Departure::Drained => Fault::None,
+            Departure::Replaced => Fault::NoneOfNode,
             _ if !attempted.has_begun => Fault::None,
             Departure::Died | Departure::Stalled => Fault::Died,
             Departure::Silent | Departure::GivenUp => Fault::Failed,
@@ -189,12 +196,17 @@ impl RequestCore {
             // Only the report of the handoff is missing.
             return self.complete(now);
         }
-        let helps = matches!(why.kind(), ErrorKind::Unavailable | ErrorKind::Overloaded);
+        // Its nodes forget what they had cached of it, and others may have that, too.
+        let is_spoiled = why.kind() == ErrorKind::DataLoss && self.salt.is_empty();
+        if is_spoiled {
+            self.salt = Arc::from(self.job.request.0.to_be_bytes());
+        }
+        let helps = is_spoiled || matches!(why.kind(), ErrorKind::Unavailable | ErrorKind::Overloaded);
         if helps && self.go_on_at_other(now) {
             return;
         }
         match fault {
-            Fault::None => self.unfinished += 1,
+            Fault::None | Fault::NoneOfNode => self.unfinished += 1,
             Fault::Failed | Fault::Died => self.failures += 1,
         }
         if let (Fault::Died, RequestError::Node { node, .. }) = (fault, &why) {
@@ -208,6 +220,7 @@ impl RequestCore {
         }
         self.end_attempt(true);
         if let RequestError::Node { node, .. } = &why
+            && fault != Fault::NoneOfNode
             && !self.failed_nodes.contains(node)
         {
             self.failed_nodes.push(node.clone());

@@ -434,6 +434,64 @@ fn request_that_two_nodes_died_with_is_not_placed_again() {
 }
 
 #[test]
+fn request_with_spoiled_cache_is_tried_once_more_without_it() {
+    let spoiled = || Refused { kind: ErrorKind::DataLoss, message: "the model computed NaN".to_owned() };
+    let salt = |effects: &[RequestEffect]| match effects {
+        [RequestEffect::Submit { job, .. }] => job.salt.to_vec(),
+        other => panic!("{other:?}"),
+    };
+    // At the prefill node, and at the decode node.
+    for at_decode in [false, true] {
+        let mut shell = Shell::placed(job(4));
+        if at_decode {
+            shell.tell(0, first(10));
+            shell.tell(0, handed_off());
+            shell.tell(0, RequestEvent::Decode(DecodeEvent::Failed(spoiled())));
+        } else {
+            shell.tell(0, RequestEvent::Prefill(PrefillEvent::Failed(spoiled())));
+        }
+        let key = shell.core.next_key();
+        assert!(shell.core.placement_request(key, &[], MS).bypass_cache, "nothing is looked up");
+        shell.answer(Ok(to("p0", "d0")));
+        assert_eq!(salt(&shell.take()), 7_u128.to_be_bytes(), "nothing of it is what others have");
+        // What fails then is the model's fault.
+        shell.tell(1, RequestEvent::Prefill(PrefillEvent::Failed(spoiled())));
+        let Some(Err(error)) = shell.ended else { panic!("it goes on") };
+        assert_eq!(error.kind(), ErrorKind::DataLoss);
+    }
+    let mut shell = Shell::new(job(4));
+    shell.take();
+    shell.answer(Ok(to("p0", "d0")));
+    assert!(salt(&shell.take()).is_empty());
+}
+
+#[test]
+fn replaced_sessions_are_no_deaths_and_their_nodes_are_not_avoided() {
+    let begun = RequestEvent::Prefill(PrefillEvent::Started { queue: MS, cached_tokens: 0 });
+    let mut shell = Shell::placed(job(4));
+    shell.tell(0, begun.clone());
+    shell.tell(0, first(10));
+    // At two nodes, and again and again.
+    for attempt in 0..6 {
+        let node = if attempt % 2 == 0 { "d0" } else { "d1" };
+        shell.core.on_node_away(shell.now, shell.now, &start(node), Departure::Replaced);
+        let effects = shell.take();
+        let Some(RequestEffect::Place { exclude, .. }) = effects.last() else { panic!("{attempt}: {effects:?}") };
+        assert_eq!(exclude, &[], "the node is well");
+        shell.answer(Ok(to("p0", if attempt % 2 == 0 { "d1" } else { "d0" })));
+        shell.tell(attempt + 1, begun.clone());
+    }
+    // What dies after that is still the first death.
+    shell.core.on_node_away(shell.now, shell.now, &start("d0"), Departure::Died);
+    assert!(matches!(shell.take().last(), Some(RequestEffect::Place { .. })));
+    shell.answer(Ok(to("p0", "d1")));
+    shell.tell(7, begun);
+    shell.core.on_node_away(shell.now, shell.now, &start("d1"), Departure::Died);
+    shell.take();
+    assert_eq!(shell.ended, Some(Err(RequestError::NodesDied(vec![id("d0"), id("d1")]))));
+}
+
+#[test]
 fn request_leaves_silent_node_except_in_its_last_attempt() {
     let mut shell = Shell::placed(job(4));
     shell.tell(0, first(10));

@@ -59,6 +59,21 @@ fn prompt_that_needs_leased_blocks_is_not_delayed_by_new_leases() {
 }
 
 #[test]
+fn cleared_cache_ends_its_leases() {
+    let mut node = Node::new(PrefillConfig { model: model(BLOCKS), ..config() });
+    node.run_alone(job(0, 0..16, 1));
+    let given = node.lease(lease(7, 0..16)).unwrap();
+    assert_eq!(node.core.load(node.now).blocks_used, 4, "for the reader");
+    node.after(MS, |core, _| core.clear_cache());
+    let ended = node.take(|effect| match effect {
+        PrefillEffect::Lease(LeaseEffect::End { lease }) => Some(*lease),
+        _ => None,
+    });
+    let load = node.core.load(node.now);
+    assert_eq!((ended, load.blocks_used, load.blocks_cached), (given, 0, 0));
+}
+
+#[test]
 fn lease_has_each_block_once_and_one_reader_cannot_take_all() {
     let mut node = Node::new(PrefillConfig { model: model(BLOCKS), max_leases: 8, ..config() });
     node.run_alone(job(0, 0..16, 1));

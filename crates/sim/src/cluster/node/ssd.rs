@@ -78,6 +78,12 @@ impl Recent {
         Some(evicted)
     }
 
+    fn remove(&mut self, hash: BlockHash) {
+        if let Some(used) = self.uses.remove(&hash) {
+            self.by_use.remove(&used);
+        }
+    }
+
     fn clear(&mut self) {
         self.uses.clear();
         self.by_use.clear();
@@ -120,6 +126,12 @@ impl Node {
                     core.on_fetch_begun(now, key, blocks);
                 }
                 self.await_layer(wire, key);
+            }
+            TierEffect::Forget(hashes) => {
+                for hash in hashes {
+                    ssd.blocks.remove(hash);
+                    ssd.records.remove(&hash);
+                }
             }
             TierEffect::Clear => {
                 ssd.blocks.clear();
