@@ -151,11 +151,13 @@ async fn send(address: &str, mut random: Random, stop: &AtomicBool) -> anyhow::R
         let (path, message) = messages(&mut random);
         client.ready().await?;
         let request = tonic::Request::new(tokio_stream::once(message));
-        let answer = client.streaming(request, path.parse()?, Raw).await;
-        codes.push(match answer {
-            Ok(answer) => answer.into_inner().message().await.err().map_or(Code::Ok, |status| status.code()),
-            Err(status) => status.code(),
-        });
+        let path = path.parse()?;
+        let call = async {
+            let mut answer = client.streaming(request, path, Raw).await?.into_inner();
+            answer.message().await.map(drop)
+        };
+        let answer = tokio::time::timeout(LATE, call).await.context("no answer over gRPC")?;
+        codes.push(answer.err().map_or(Code::Ok, |status| status.code()));
     }
     Ok(codes)
 }
