@@ -30,6 +30,7 @@ without() { # FILTER REASON: the tests that match cannot run here
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=chaos::ten_minutes_of_all_faults_on_model_nodes_change_no_answer)' "takes ten minutes: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(=limits::ten_thousand_idle_streams_take_little_memory)' "takes a minute and 20,000 descriptors: make test-long"
 [[ -n ${BATON_TEST_LONG-} ]] || without 'test(/^(frontends|pauses)::/)' "figures of several conductors, which take seven minutes: make test-long"
+[[ -n ${BATON_TEST_LONG-} ]] || without 'test(=memory::conductor_in_a_gibibyte_survives_hostile_bodies_for_ten_minutes)' "takes ten minutes: make test-long"
 # Without AVX-512 the model is several times slower, and these take minutes.
 [[ -n ${BATON_TEST_LONG-} ]] || grep -q avx512_vnni /proc/cpuinfo 2>/dev/null ||
   without '(test(/^(prompts_at_decode::short_prompts_at_decode|prefix_fetch::prefix_cached_at_another|bench_engine::bench_engine_reports)/) or test(=int8_activations_are_as_near_to_f32_as_those_of_llama_cpp) or test(=matrices_of_mixed_quant_formats_are_near_f32) or test(=teacher_forced_logprobs_with_bf16_weights_are_near_the_reference) or test(=bf16_weights_are_near_f32))' "takes minutes on a processor without AVX-512: make test-long"

@@ -9,6 +9,7 @@ use baton_proto::{MAX_MESSAGE_BYTES, v1};
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 
+use crate::control_group::ControlGroup;
 use crate::process::Process;
 
 /// How long the cluster may take until every node takes requests.
@@ -21,7 +22,8 @@ pub struct Builder {
     prefill: usize,
     decode: usize,
     conductor_flags: Vec<String>,
-    descriptors: Option<u32>,
+    /// Command by which the conductor is started within bounds.
+    bounds: Vec<String>,
     prefill_flags: Vec<String>,
     decode_flags: Vec<String>,
 }
@@ -61,7 +63,7 @@ impl Cluster {
             prefill: 1,
             decode: 1,
             conductor_flags: Vec::new(),
-            descriptors: None,
+            bounds: Vec::new(),
             prefill_flags: Vec::new(),
             decode_flags: Vec::new(),
         }
@@ -92,7 +94,14 @@ impl Builder {
 
     /// How many descriptors the conductor may have.
     pub fn descriptors(mut self, descriptors: u32) -> Self {
-        self.descriptors = Some(descriptors);
+        self.bounds = vec!["prlimit".into(), format!("--nofile={descriptors}")];
+        self
+    }
+
+    /// The control group that the conductor is started in.
+    pub fn conductor_group(mut self, group: &ControlGroup) -> Self {
+        let processes = group.processes().display().to_string();
+        self.bounds = vec!["sh".into(), "-c".into(), r#"echo $$ >"$0" && exec "$@""#.into(), processes];
         self
     }
 
@@ -155,9 +164,9 @@ impl Builder {
             arguments.extend(flags(&["--prompts-at-decode", "fallback"]));
         }
         let log = folder.path().join("conductor.log");
-        let conductor = match self.descriptors {
-            Some(descriptors) => Process::start_within(descriptors, "baton-conductor", &arguments, log).await?,
-            None => Process::start("baton-conductor", &arguments, log).await?,
+        let conductor = match self.bounds.as_slice() {
+            [] => Process::start("baton-conductor", &arguments, log).await?,
+            bounds => Process::start_within(bounds, "baton-conductor", &arguments, log).await?,
         };
         let ready = &conductor.ready;
         let address = format!("http://{}", ready.nodes.as_ref().unwrap_or(&ready.grpc));

@@ -15,12 +15,14 @@
 
 mod ask;
 mod cluster;
+mod control_group;
 mod etcd;
 mod process;
 mod proxy;
 
 pub use ask::{Answer, Ask};
 pub use cluster::{Builder, Cluster, HttpAnswer};
+pub use control_group::ControlGroup;
 pub use etcd::{Certificates, Etcd};
 pub use process::{Process, bench, bench_output, bench_report, binary, metric, signal};
 pub use proxy::{PROXIED_HOST, Proxy};

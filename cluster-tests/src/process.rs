@@ -90,15 +90,16 @@ impl Process {
         Self::run(Command::new(binary(name)?), name, arguments, log).await
     }
 
-    /// The same of one that may have so many descriptors.
+    /// The same through a command that sets bounds and becomes it: `prlimit --nofile=99`.
     pub async fn start_within(
-        descriptors: u32,
+        bounds: &[String],
         name: &str,
         arguments: &[String],
         log: PathBuf,
     ) -> anyhow::Result<Self> {
-        let mut command = Command::new("prlimit");
-        command.arg(format!("--nofile={descriptors}")).arg(binary(name)?);
+        let (first, rest) = bounds.split_first().context("no command")?;
+        let mut command = Command::new(first);
+        command.args(rest).arg(binary(name)?);
         Self::run(command, name, arguments, log).await
     }
 
@@ -133,6 +134,13 @@ impl Process {
     pub fn resident_bytes(&self) -> anyhow::Result<u64> {
         let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", self.pid()))?;
         own_resident_bytes(&smaps).context("smaps")
+    }
+
+    /// The most that it ever had in RAM, bytes.
+    pub fn peak_bytes(&self) -> anyhow::Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+        Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? * 1024)
     }
 
     /// Processor time that it has taken so far, of all its threads.

@@ -18,9 +18,30 @@ use crate::prompt::{CheckedRequest, TextModel};
 /// take longer.
 const TOKENIZE_INLINE_BYTES: usize = 2048;
 
+/// Texts of requests larger than this are checked two at a time: a tokenizer takes up to 200 bytes
+/// for each byte of text.
+const LARGE_BYTES: usize = 64 << 10;
+const LARGE_TURNS: usize = 2;
+/// Most turns of a kind, however many processors there are.
+const MAX_TURNS: usize = 16;
+
+/// How much of what may take long, and takes memory, is done at once.
+pub fn turns() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(MAX_TURNS)
+}
+
+/// Threads for all turns, and for what else may block. The allocator has a heap for each.
+pub fn blocking_threads() -> usize {
+    const OTHERS: usize = 4;
+    // Bodies are read, prompts tokenized, grammars compiled.
+    turns() * 3 + LARGE_TURNS + OTHERS
+}
+
 /// The turns of what may take long.
 pub struct Checks {
     tokenizing: Arc<Semaphore>,
+    /// Of large requests: those that are not do not wait for them.
+    large: Arc<Semaphore>,
     /// Fewer, and of their own: a grammar may take a second, and neither prompts nor the async
     /// threads wait for it.
     compiling: Arc<Semaphore>,
@@ -28,9 +49,8 @@ pub struct Checks {
 
 impl Default for Checks {
     fn default() -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let turns = |turns| Arc::new(Semaphore::new(turns));
-        Self { tokenizing: turns(threads), compiling: turns((threads / 2).max(1)) }
+        let of = |turns| Arc::new(Semaphore::new(turns));
+        Self { tokenizing: of(turns()), large: of(LARGE_TURNS), compiling: of((turns() / 2).max(1)) }
     }
 }
 
@@ -46,11 +66,13 @@ impl Checks {
         // One that is asked for again, at another conductor, has the same tokens.
         let key = &request.idempotency_key;
         let seed = if key.is_empty() { random_u64() } else { keyed::seed(key) };
-        let tokenized = if request.encoded_len() <= TOKENIZE_INLINE_BYTES {
+        let bytes = request.encoded_len();
+        let tokenized = if bytes <= TOKENIZE_INLINE_BYTES {
             model.tokenized(request, limits, seed)?
         } else {
             let model = Arc::clone(model);
-            in_turn(&self.tokenizing, shutdown, move || model.tokenized(request, limits, seed)).await?
+            let turns = if bytes > LARGE_BYTES { &self.large } else { &self.tokenizing };
+            in_turn(turns, shutdown, move || model.tokenized(request, limits, seed)).await?
         };
         if !tokenized.needs_grammar() {
             return model.with_grammar(tokenized);
@@ -103,7 +125,8 @@ mod tests {
     #[tokio::test]
     async fn tokenizing_and_grammar_compiling_do_not_block_each_other() {
         let model = Arc::new(model());
-        let checks = Checks { tokenizing: Arc::new(Semaphore::new(1)), compiling: Arc::new(Semaphore::new(1)) };
+        let one = || Arc::new(Semaphore::new(1));
+        let checks = Checks { tokenizing: one(), large: one(), compiling: one() };
         let limits = SequenceLimits { sequence: 5000, prompt: 4999, prompt_soon: 4999, context_length: 5000, ..LIMITS };
         let shutdown = Shutdown::new();
         let check = async |bytes, form| {

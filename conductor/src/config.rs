@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use baton_runtime::LogFormat;
 use baton_runtime::settings::{self, BadSetting, list};
+use baton_runtime::{LogFormat, available_memory};
 use baton_scheduler::{AdmissionKind, ClusterConfig, PlacementKind, RequestLimits};
 use baton_types::KvDtype;
 use serde::{Deserialize, Serialize};
@@ -91,6 +91,25 @@ pub fn positive_millis(millis: f64) -> Result<Duration, String> {
     time.ok_or_else(|| format!("{millis:?}, but must be milliseconds, more than 0"))
 }
 
+/// What `max_body_bytes_total` is if it is not set: a share of the free memory, within bounds.
+/// There are four budgets of it, and tokenizing takes about as much again.
+const BODY_SHARE: u64 = 10;
+const MAX_BODY_BUDGET: u64 = 256 << 20;
+const MIN_BODY_BUDGET: u64 = 16 << 20;
+
+/// Bytes of a budget if no setting says them.
+fn default_budget(available_bytes: Option<u64>) -> usize {
+    let share = available_bytes.map_or(MAX_BODY_BUDGET, |bytes| bytes / BODY_SHARE);
+    share.clamp(MIN_BODY_BUDGET, MAX_BODY_BUDGET) as usize
+}
+
+impl Settings {
+    /// Bytes that bodies, unstreamed answers and unread output may take, each.
+    pub fn body_budget(&self) -> usize {
+        self.max_body_bytes_total.unwrap_or_else(|| default_budget(available_memory()))
+    }
+}
+
 baton_runtime::settings! {
     /// Settings: plain data. Keys are those of the TOML file, the flags and `BATON_…`.
     pub struct Settings {
@@ -146,9 +165,10 @@ baton_runtime::settings! {
         max_requests: usize = 16_384, "N";
         /// Accept at most this many client connections at once, fewer if descriptors run short.
         max_connections: usize = 16_384, "N";
-        /// Limit request bodies together to this many bytes while they are read. Unstreamed answers
-        /// may take as many, and so may output that clients leave unread.
-        max_body_bytes_total: usize = 256 << 20, "BYTES";
+        /// Limit request bodies, with what is made of them, together to this many bytes of memory
+        /// until they are tokens. Unstreamed answers may take as many, and so may output that
+        /// clients leave unread. If unset, a tenth of the memory that is free, at most 256 MiB.
+        max_body_bytes_total: Option<usize> = None, "BYTES";
         /// Reject prompts longer than this, in bytes of text.
         max_prompt_bytes: usize = 8 << 20, "BYTES";
         /// End a request that has no event for this long, in seconds.
@@ -198,6 +218,16 @@ mod tests {
     use baton_runtime::settings::load;
 
     use super::*;
+
+    #[test]
+    fn budgets_follow_the_free_memory() {
+        const MIB: u64 = 1 << 20;
+        let budget = |mib: u64| default_budget(Some(mib * MIB)) >> 20;
+        assert_eq!([budget(100), budget(1000), budget(16_000)], [16, 100, 256]);
+        assert_eq!(default_budget(None), 256 << 20);
+        let set = Settings { max_body_bytes_total: Some(7), ..Settings::default() };
+        assert_eq!(set.body_budget(), 7);
+    }
 
     #[test]
     fn cors_origins_setting_accepts_list_or_text() {

@@ -6,9 +6,6 @@ use baton_api::TooLong;
 use baton_scheduler::RequestError;
 use baton_types::{ErrorKind, Slo};
 
-/// When a body for which there is no room may find some.
-pub const NO_ROOM_RETRY: Duration = Duration::from_secs(1);
-
 /// Why a request was not served, or not to its end.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum GenerateError {

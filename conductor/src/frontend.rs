@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use baton_intake::{Budget, Reservation};
 use baton_proto::v1;
 use baton_runtime::{Clock, Phase, Shutdown, TaskSet, random_u64, within};
 use baton_scheduler::{
@@ -11,7 +12,6 @@ use baton_scheduler::{
 use baton_types::{Attempt, BlockHash, ConductorId, ErrorKind, KvDtype, NodeId, RequestId, RequestKey, Slo, TokenId};
 use tokio::sync::mpsc;
 
-use crate::budget::Budget;
 use crate::checks::Checks;
 use crate::decision_log::DecisionLog;
 use crate::error::GenerateError;
@@ -169,8 +169,8 @@ impl Frontend {
             clock,
             tasks: TaskSet::new(),
             shutdown: Shutdown::new(),
-            unread: Budget::new(own.max_body_bytes_total),
-            keyed: KeyedAnswers::new(own.max_body_bytes_total),
+            unread: Budget::new(own.body_budget()),
+            keyed: KeyedAnswers::new(own.body_budget()),
             settings,
             desk: Desk::new(id),
             cluster: Mutex::new(cluster),
@@ -206,17 +206,19 @@ impl Frontend {
 
     /// Takes a request in: checks it, tokenizes, places it, and sends it on its way. Whatever
     /// refuses it does so here, before the stream begins. Its answers have the id and those that
-    /// follow it.
+    /// follow it. `taken_in` is what the request has of the budget of bodies, given back once it is
+    /// tokens.
     pub async fn generate(
         self: &Arc<Self>,
         id: RequestId,
         request: v1::GenerateRequest,
+        taken_in: Option<Arc<Reservation>>,
     ) -> Result<Responses, GenerateError> {
         if request.idempotency_key.is_empty() {
-            return self.begin(id, request).await;
+            return self.begin(id, request, taken_in).await;
         }
         self.check_keyed(id, &request)?;
-        self.generate_keyed(id, request).await
+        self.generate_keyed(id, request, taken_in).await
     }
 
     fn check_keyed(&self, id: RequestId, request: &v1::GenerateRequest) -> Result<(), GenerateError> {
@@ -239,9 +241,10 @@ impl Frontend {
         self: &Arc<Self>,
         id: RequestId,
         request: v1::GenerateRequest,
+        taken_in: Option<Arc<Reservation>>,
     ) -> Result<Responses, GenerateError> {
         let arrived = self.clock.now();
-        let outcome = self.admit(id, request, arrived).await;
+        let outcome = self.admit(id, request, arrived, taken_in).await;
         self.metrics.on_admission(&outcome);
         self.window_stats.lock().admission.on_admission(self.clock.now(), &outcome);
         let Admitted { mut relay, others, responses } = outcome?;
@@ -258,6 +261,7 @@ impl Frontend {
         id: RequestId,
         request: v1::GenerateRequest,
         arrived: Instant,
+        taken_in: Option<Arc<Reservation>>,
     ) -> Result<Admitted, GenerateError> {
         let client_id: Arc<str> = check_client_id(&request.client_request_id)?.into();
         // From its record on, its end is logged.
@@ -268,6 +272,8 @@ impl Frontend {
             tracing::info!(request = %id, client_request, error, "request rejected");
         });
         let AcceptedRequest { entry, more, text, objectives, job } = taken?;
+        // It may wait long from here on, and what it was read into is gone.
+        drop(taken_in);
         let hashes = Arc::clone(&job.block_hashes);
         let observed = !job.bypasses_cache();
         let (out, responses) = mpsc::channel(QUEUED_RESPONSES);

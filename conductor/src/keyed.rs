@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use baton_intake::{Budget, Reservation};
 use baton_proto::v1;
 use baton_runtime::{Clock, Phase, within};
 use baton_scheduler::RequestError;
@@ -14,7 +15,6 @@ use baton_types::{ErrorKind, RequestId};
 use prost::Message;
 use tokio::sync::{mpsc, watch};
 
-use crate::budget::{Budget, Reservation};
 use crate::error::GenerateError;
 use crate::frontend::{Frontend, Outgoing, QUEUED_RESPONSES, Responses};
 use crate::prompt::timeout;
@@ -178,6 +178,7 @@ impl Frontend {
         self: &Arc<Self>,
         id: RequestId,
         request: v1::GenerateRequest,
+        taken_in: Option<Arc<Reservation>>,
     ) -> Result<Responses, GenerateError> {
         let limit = self.time(timeout(request.timeout_ms)?);
         let until = self.clock.now() + limit;
@@ -191,7 +192,7 @@ impl Frontend {
             match self.claim(id, &request.idempotency_key, asked).inspect_err(|error| self.on_refused(id, error))? {
                 Claim::Mine(key) => {
                     let time = until.saturating_duration_since(self.clock.now());
-                    let begun = within(&*self.clock, time, self.begin(id, request)).await;
+                    let begun = within(&*self.clock, time, self.begin(id, request, taken_in)).await;
                     let responses = begun.ok_or_else(timed_out)??;
                     let answer = attach(&key.answer);
                     key.answer.send_modify(|answer| answer.state = State::Begun);

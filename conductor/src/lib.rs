@@ -14,8 +14,6 @@ pub mod config;
 pub mod metrics;
 
 mod answer_form;
-mod body;
-mod budget;
 mod checks;
 mod coalesce;
 mod cors;

@@ -4,13 +4,14 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use baton_intake::CountedChannel;
 use baton_proto::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION, check_protocol_version, v1};
 use baton_runtime::{Clock, error_chain, within};
 use baton_types::{ConductorId, ErrorKind, Generation, NodeId, NodeInfo, NodeStart, Refused};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 
 /// Commands that may wait for one node. A node that is so far behind is as good as gone.
 const QUEUED_COMMANDS: usize = 4096;
@@ -184,13 +185,13 @@ impl NodeSessions {
 
     /// A connection of its own: sessions and rare operator requests only. Its timeouts find a peer
     /// that is not there. They are the machine's time: the network's, and no node's.
-    pub async fn client(address: &str) -> Result<v1::node_client::NodeClient<Channel>, SessionError> {
+    pub async fn client(address: &str) -> Result<v1::node_client::NodeClient<CountedChannel>, SessionError> {
         let unreachable = |reason: String| SessionError::Unreachable { address: address.to_owned(), reason };
         let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|error| unreachable(error.to_string()))?;
         let endpoint = endpoint.connect_timeout(GREETING_TIMEOUT).tcp_nodelay(true);
         let endpoint = endpoint.http2_keep_alive_interval(Duration::from_secs(5)).keep_alive_while_idle(true);
         let channel = endpoint.connect().await.map_err(|error| unreachable(error_chain(&error)))?;
-        let client = v1::node_client::NodeClient::new(channel);
+        let client = v1::node_client::NodeClient::new(CountedChannel::from(channel));
         Ok(client.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES))
     }
 }

@@ -15,6 +15,8 @@ use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::{Router, middleware};
+use baton_api::Weight;
+use baton_intake::{Budget, Intake, take_in};
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::serve::{
     Callers, ConnectionLimits, Connections, Origins, Port, Protocol, connections_within_descriptors,
@@ -27,11 +29,10 @@ use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
 use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer as ReflectionServer};
 
-use crate::budget::Budget;
 use crate::coalesce::Coalesced;
 use crate::config::Settings;
 use crate::frontend::Frontend;
-use crate::grpc::{ClusterService, HealthService, InferenceService, Intake, NodeRegistrationService, take_in};
+use crate::grpc::{ClusterService, HealthService, InferenceService, NodeRegistrationService};
 use crate::health::{self, HealthDetail};
 use crate::http;
 use crate::leader::LeaderService;
@@ -93,9 +94,14 @@ impl Ports {
             nodes: listen_if_set("nodes", settings.nodes.as_deref()).await?,
             max_connections: settings.max_connections,
             limits: ConnectionLimits { stall, ..ConnectionLimits::default() },
-            budget: Budget::new(settings.max_body_bytes_total),
-            answers: Budget::new(settings.max_body_bytes_total),
+            budget: Budget::new(settings.body_budget()),
+            answers: Budget::new(settings.body_budget()),
         })
+    }
+
+    /// Budgets of what clients send, and of answers to them.
+    pub fn budgets(&self) -> [Budget; 2] {
+        [self.budget.clone(), self.answers.clone()]
     }
 
     /// Where they listen.
@@ -111,7 +117,8 @@ impl Ports {
 
     /// Serves until `tasks` are cancelled.
     pub fn serve(self, frontend: &Arc<Frontend>, telemetry: &Telemetry, tasks: &TaskSet) -> anyhow::Result<()> {
-        let services = Services { frontend, intake: Arc::new(Intake::new(FILE_DESCRIPTORS, self.budget.clone())?) };
+        let services =
+            Services { frontend, intake: Arc::new(Intake::new(&descriptors(), self.budget.clone(), memory)?) };
         let limits = self.limits;
         let port = |name, listener, protocol, connections| Port {
             name,
@@ -170,6 +177,16 @@ async fn listen_if_set(key: &'static str, address: Option<&str>) -> anyhow::Resu
         Some(address) => Ok(Some(listen(key, address).await?)),
         None => Ok(None),
     }
+}
+
+/// Of all services: clients call those of health and reflection, too.
+fn descriptors() -> Vec<u8> {
+    [FILE_DESCRIPTORS, tonic_health::pb::FILE_DESCRIPTOR_SET, tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET].concat()
+}
+
+/// Memory that is made of a message besides the entries of its lists.
+fn memory(message: &[u8], text_bytes: usize) -> usize {
+    Weight::of_message(message, text_bytes).memory()
 }
 
 fn reflection() -> Result<ReflectionServer<impl ServerReflection>, tonic_reflection::server::Error> {
@@ -239,26 +256,21 @@ impl Services<'_> {
         let inference = v1::inference_server::InferenceServer::new(service)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        let mut ours = Routes::new(inference);
+        let mut ours = Routes::new(inference).add_service(self.health());
         if with_operators {
-            ours = ours.add_service(self.cluster());
+            ours = ours.add_service(self.cluster()).add_service(reflection()?);
         }
         if with_nodes {
             ours = ours.add_service(self.membership()).add_service(self.leader());
         }
-        let mut routes = Routes::from(self.taken_in(ours)).add_service(self.health());
-        if with_operators {
-            routes = routes.add_service(reflection()?);
-        }
-        Ok(routes.prepare())
+        Ok(Routes::from(self.taken_in(ours)).prepare())
     }
 
     /// What operators call, beside these routes.
     fn operators(&self, http: Router, callers: Callers) -> anyhow::Result<Routes> {
-        let ours = self.taken_in(Routes::new(self.cluster()));
-        let routes = Routes::from(ours.merge(http)).add_service(self.health()).add_service(reflection()?);
+        let ours = self.taken_in(Routes::new(self.cluster()).add_service(self.health()).add_service(reflection()?));
         let check = middleware::from_fn_with_state(Arc::new(callers), check_caller);
-        Ok(Routes::from(routes.into_axum_router().layer(check)).prepare())
+        Ok(Routes::from(ours.merge(http).layer(check)).prepare())
     }
 }
 

@@ -1,6 +1,6 @@
 //! From a client's request to tokens and checked parameters.
 
-use baton_api::TooLong;
+use baton_api::{MAX_NODES, TooLong, nodes};
 use baton_grammar::{GrammarCompiler, Thoughts};
 use std::mem::take;
 use std::sync::Arc;
@@ -255,6 +255,7 @@ impl TextModel {
                 format!("the model '{}' has no chat template: send text instead (baton generate --raw)", self.name());
             GenerateError::invalid("messages", problem)
         })?;
+        check_nodes(&prompt)?;
         let mut conversation = conversation(&mut prompt)?;
         let form = AnswerForm::new(form)?.with_tools(&mut conversation.tools, &prompt)?;
         let now = UNIX_EPOCH + Duration::from_millis(self.clock.unix_ms());
@@ -358,6 +359,31 @@ struct Prompt {
     /// By the chat template; without it, everything of the answer is text.
     is_rendered: bool,
     thoughts: Thoughts,
+}
+
+/// Values of a call beside those of its arguments, as the template is given it.
+const CALL_NODES: usize = 6;
+
+/// Refuses JSON that would be too large as trees, before they are made.
+fn check_nodes(prompt: &v1::MessagesPrompt) -> Result<(), GenerateError> {
+    let of = |texts: &[String]| texts.iter().map(|text| nodes(text)).sum::<usize>();
+    let calls = prompt.messages.iter().flat_map(|message| &message.tool_calls);
+    let calls = calls.map(|call| CALL_NODES + nodes(&call.arguments)).sum::<usize>();
+    let of_fields = [
+        ("template_variables", nodes(&prompt.template_variables)),
+        ("tools", of(&prompt.tools)),
+        ("documents", of(&prompt.documents)),
+        ("messages", calls),
+    ];
+    let mut all = 0;
+    for (field, nodes) in of_fields {
+        all += nodes;
+        if all > MAX_NODES {
+            let problem = format!("more than {MAX_NODES} JSON values, with those of tools, documents and calls");
+            return Err(GenerateError::invalid(field, problem));
+        }
+    }
+    Ok(())
 }
 
 /// Takes out of a prompt what its template is given.

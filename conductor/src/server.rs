@@ -6,7 +6,9 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use baton_formats::{ModelFile, model_name};
 use baton_grammar::GrammarCompiler;
+use baton_intake::Budget;
 use baton_membership::Etcd;
+use baton_memory::{keep_little_freed_memory, return_freed_memory};
 use baton_proto::MAX_MESSAGE_BYTES;
 use baton_runtime::settings::{self, BadSetting, Loaded};
 use baton_runtime::telemetry::init_logs;
@@ -15,6 +17,7 @@ use baton_scheduler::TICK_INTERVAL;
 use baton_text::{ChatTemplate, ModelLimits, Tokenizer};
 use baton_types::{ConductorId, SamplingDefaults};
 
+use crate::checks::blocking_threads;
 use crate::config::{GenerationConfig, LONGEST_WAIT, STALL_TIMEOUTS, Settings};
 use crate::frontend::Frontend;
 use crate::metrics::{METRICS, Metrics};
@@ -30,10 +33,17 @@ const DRAIN_POLL: Duration = Duration::from_millis(20);
 /// How long etcd may take to hear that a leader that drains resigns.
 const RESIGN: Duration = Duration::from_millis(1500);
 
+/// How often it is looked whether much memory was freed, and how much that is.
+const RETURN_INTERVAL: Duration = Duration::from_secs(2);
+const RETURNED_BYTES: usize = 8 << 20;
+
 /// Serves until a signal, then drains.
 pub fn run(loaded: Loaded<Settings>) -> anyhow::Result<()> {
+    keep_little_freed_memory();
     init_logs(loaded.settings.log_format, &loaded.settings.log)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("conductor").build()?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.enable_all().thread_name("conductor").max_blocking_threads(blocking_threads());
+    let runtime = runtime.build()?;
     let served = runtime.block_on(serve(loaded));
     // A text that takes long to prepare does not keep the process.
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
@@ -77,9 +87,12 @@ impl Server {
         let addresses = ports.addresses()?;
         let etcd = etcd::of(settings)?;
         let frontend = Arc::new(frontend(loaded, etcd.clone(), clock, metrics)?);
+        let [bodies, answers] = ports.budgets();
+        let budgets = vec![bodies, answers, frontend.unread.clone()];
         ports.serve(&frontend, &telemetry, &frontend.tasks)?;
         leader::start(&frontend, settings, etcd, addresses.nodes.unwrap_or(addresses.grpc))?;
         start_upkeep(Arc::clone(&frontend), telemetry);
+        start_returning(Arc::clone(&frontend), budgets);
         start_settings(Arc::clone(&frontend));
         Ok(Self { frontend, addresses, drain })
     }
@@ -145,7 +158,9 @@ fn check_ranges(settings: &Settings) -> Result<(), BadSetting> {
     settings::within("max_connections", settings.max_connections, 1..=1_000_000)?;
     settings::within("block_tokens", settings.block_tokens, 1..=1024)?;
     settings::within("max_prompt_bytes", settings.max_prompt_bytes, 1..=MAX_MESSAGE_BYTES)?;
-    settings::within("max_body_bytes_total", settings.max_body_bytes_total, 1 << 16..=1 << 40)?;
+    if let Some(bytes) = settings.max_body_bytes_total {
+        settings::within("max_body_bytes_total", bytes, 1 << 16..=1 << 40)?;
+    }
     settings::names("served_model_name", &settings.served_model_name)
 }
 
@@ -235,6 +250,17 @@ fn start_upkeep(frontend: Arc<Frontend>, telemetry: Telemetry) {
         if now - last_upkeep > Telemetry::UPKEEP_INTERVAL {
             telemetry.upkeep();
             last_upkeep = now;
+        }
+    });
+}
+
+/// Gives memory back to the system once much of it was freed.
+fn start_returning(frontend: Arc<Frontend>, budgets: Vec<Budget>) {
+    every(RETURN_INTERVAL, "freed memory", frontend, move |_| {
+        let freed: usize = budgets.iter().map(Budget::freed).sum();
+        if freed >= RETURNED_BYTES {
+            // It takes milliseconds, and tells nothing.
+            drop(tokio::task::spawn_blocking(return_freed_memory));
         }
     });
 }

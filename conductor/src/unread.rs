@@ -4,11 +4,11 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use baton_intake::{Budget, Reservation};
 use baton_runtime::{Clock, within};
 use prost::Message;
 use tokio::sync::mpsc;
 
-use crate::budget::{Budget, Reservation};
 use crate::frontend::Outgoing;
 
 /// Most bytes of one answer: a context full of tokens with their texts.

@@ -110,7 +110,8 @@ class Roles(unittest.TestCase):
                 self.assertEqual(mount(workload, "v"), "/v")
                 self.assertEqual(spec["initContainers"][-1]["name"], "i")
                 self.assertEqual((one["image"], one["imagePullPolicy"]), ("other:7", "Always"))
-                self.assertEqual(one["resources"]["limits"], {"cpu": 3})
+                # A limit of memory that is not set is the request.
+                self.assertEqual(one["resources"]["limits"], {"cpu": 3, "memory": one["resources"]["requests"]["memory"]})
                 self.assertEqual(spec["securityContext"]["supplementalGroups"], [5])
                 self.assertEqual(one["securityContext"]["runAsUser"], 7)
                 hosts, zones = spec["topologySpreadConstraints"]

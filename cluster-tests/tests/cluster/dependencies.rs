@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 /// Layer of each crate; a crate may depend on crates of lower layers only. ARCHITECTURE.md says
 /// what each is for.
-const LAYERS: [(&str, u8); 25] = [
+const LAYERS: [(&str, u8); 26] = [
     ("baton-types", 0),
     ("baton-memory", 0),
     ("baton-proto", 1),
@@ -22,6 +22,7 @@ const LAYERS: [(&str, u8); 25] = [
     ("baton-transfer-engine", 2),
     ("baton-scheduler", 2),
     ("baton-engine", 2),
+    ("baton-intake", 2),
     ("baton-grammar", 3),
     ("baton-membership", 3),
     ("baton-sim", 3),

@@ -26,6 +26,7 @@ mod frontends;
 mod leaders;
 mod limits;
 mod links;
+mod memory;
 mod migration;
 mod mock_cluster;
 mod model_cluster;

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use baton_intake::MessageBudget;
 use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
 use baton_types::{ErrorKind, NodeRole, ParseIdError, RequestId};
@@ -12,7 +13,6 @@ use tokio_stream::Stream;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
-use super::intake::MessageBudget;
 use crate::coalesce::Unwritten;
 use crate::error::GenerateError;
 use crate::frontend::{Frontend, Responses, new_request_id};
@@ -77,7 +77,7 @@ impl v1::inference_server::Inference for InferenceService {
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<ResponseStream>, Status> {
         let unwritten = request.extensions().get::<Unwritten>().cloned().unwrap_or_default();
-        let taken_in = request.extensions().get::<MessageBudget>().cloned();
+        let taken_in = request.extensions().get::<MessageBudget>().and_then(MessageBudget::take).map(Arc::new);
         let call_timeout = call_timeout(request.metadata())?;
         let mut request = request.into_inner();
         if let Some(of_call) = call_timeout {
@@ -86,8 +86,8 @@ impl v1::inference_server::Inference for InferenceService {
         }
         let unfinished = request.n.max(1);
         let id = new_request_id();
-        let responses = self.frontend.generate(id, request).await.map_err(|error| with_id(Status::from(&error), id))?;
-        drop(taken_in);
+        let responses =
+            self.frontend.generate(id, request, taken_in).await.map_err(|error| with_id(Status::from(&error), id))?;
         Ok(Response::new(ResponseStream { responses, unfinished, names_nodes: self.names_nodes, unwritten }))
     }
 

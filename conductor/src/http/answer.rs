@@ -2,11 +2,13 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use axum::http::{HeaderMap, header};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use baton_api::{Answer, BadRequest, Call, Chunk, FieldNames};
+use baton_intake::Reservation;
 use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
 use baton_types::RequestId;
@@ -18,7 +20,6 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::Shared;
 use super::error::{self, HttpError, REQUEST_ID};
-use crate::budget::Reservation;
 use crate::frontend::{MAX_IDEMPOTENCY_KEY_BYTES, Outgoing, new_request_id};
 
 /// What the requests of a call answer, each with its number.
@@ -57,16 +58,20 @@ async fn answer(
 ) -> Result<Response, HttpError> {
     let Call { requests, streams, fields, mut answer, .. } = call;
     let refused = |error| HttpError::of(&error, fields);
+    let taken_in = Arc::new(taken_in);
     let mut next_id = id;
     let generated = requests.into_iter().enumerate().map(|(index, request)| {
         let id = next_id;
         next_id = id.plus(request.n.max(1));
         let client_request_id = client_id.to_owned();
         let idempotency_key = key_of(key, index);
-        shared.frontend.generate(id, v1::GenerateRequest { client_request_id, idempotency_key, ..request })
+        let request = v1::GenerateRequest { client_request_id, idempotency_key, ..request };
+        shared.frontend.generate(id, request, Some(Arc::clone(&taken_in)))
     });
-    let responses = try_join_all(generated).await.map_err(refused)?;
+    let generated = try_join_all(generated);
+    // Each request has its share until it is tokens.
     drop(taken_in);
+    let responses = generated.await.map_err(refused)?;
     let numbered = responses
         .into_iter()
         .enumerate()

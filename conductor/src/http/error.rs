@@ -8,12 +8,12 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use baton_api::{BadRequest, ErrorForm, Failure, FieldNames};
+use baton_intake::{BodyError, NO_ROOM_RETRY};
 use baton_runtime::serve::Callers;
 use baton_scheduler::RequestError;
 use baton_types::ErrorKind;
 
-use crate::body::BodyError;
-use crate::error::{GenerateError, NO_ROOM_RETRY};
+use crate::error::GenerateError;
 use crate::frontend::{MAX_CLIENT_ID_BYTES, new_request_id};
 
 /// The id of a request; OpenAI's clients read this header.
@@ -91,7 +91,7 @@ impl From<BadRequest> for HttpError {
 impl From<BodyError> for HttpError {
     fn from(error: BodyError) -> Self {
         let status = match error {
-            BodyError::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            BodyError::TooLarge(_) | BodyError::TooHeavy { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             BodyError::Late(_) => StatusCode::REQUEST_TIMEOUT,
             BodyError::Broken => StatusCode::BAD_REQUEST,
             BodyError::NoRoom => StatusCode::TOO_MANY_REQUESTS,

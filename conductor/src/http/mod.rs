@@ -20,18 +20,19 @@ use axum::routing::{get, post};
 use baton_api::{
     BadRequest, Call, ChatRequest, CompletionRequest, Context, DetokenizeRequest, FieldNames, MessagesRequest,
 };
-use baton_api::{Objectives, ResponseStore, ResponsesRequest, TokenizeRequest, Warnings, counted, tokenized};
+use baton_api::{Objectives, ResponseStore, ResponsesRequest, TokenizeRequest, Warnings, Weight, counted, tokenized};
+use baton_intake::{BodyError, BodyLimits, Budget, Reservation, reserve};
 use baton_proto::v1;
 use baton_runtime::serve::{Callers, Origins};
 use baton_text::DecodeOptions;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 use self::answer::serve;
 use self::error::{ANTHROPIC_VERSION, HttpError};
 use self::warnings::{WARNING, WarningLog};
-use crate::body::{self, BodyError, BodyLimits};
-use crate::budget::{Budget, Reservation};
+use crate::checks::turns;
 use crate::config::positive_millis;
 use crate::cors;
 use crate::error::GenerateError;
@@ -43,9 +44,11 @@ const MAX_BODY_BYTES: usize = 64 << 20;
 /// Bodies up to this many bytes are read on the spot: handing them to another thread would take
 /// longer.
 const READ_INLINE_BYTES: usize = 16 << 10;
-/// Memory of what is read of a body, at most so many times the body's: a token takes two bytes
-/// there and four here.
-const READ_FACTOR: usize = 2;
+/// Memory of what a response refers to, at most so many times its size: here, and in the prompt.
+const REFERRED_COPIES: usize = 2;
+
+/// Memory of a token of an answer to `/tokenize`: its id, and its text.
+const ANSWERED_TOKEN_BYTES: usize = 256;
 
 /// Memory of the responses that are kept, and how long one is.
 const MAX_KEPT_BYTES: usize = 64 << 20;
@@ -60,6 +63,8 @@ const TIMEOUT_HEADER: &str = "x-baton-timeout-ms";
 struct Shared {
     frontend: Arc<Frontend>,
     budget: Budget,
+    /// Turns of reading long bodies: what each is read into is large while it is read.
+    reading: Arc<Semaphore>,
     /// Of answers that are kept until they are whole. Bodies, which cost nothing yet, do not end
     /// them.
     answers: Budget,
@@ -85,7 +90,8 @@ pub fn router(
     let started = frontend.clock.unix_ms() / 1000;
     let responses_kept = Arc::new(ResponseStore::new(MAX_KEPT_BYTES, MAX_KEPT_SECONDS));
     let warning_log = Arc::new(WarningLog::default());
-    let shared = Shared { frontend, budget, answers, responses: responses_kept, warning_log, started };
+    let reading = Arc::new(Semaphore::new(turns()));
+    let shared = Shared { frontend, budget, reading, answers, responses: responses_kept, warning_log, started };
     let routes = Router::new()
         // Clients ask for it to see whether the server is there.
         .route("/", get(version))
@@ -179,6 +185,8 @@ async fn no_such_method(method: Method) -> HttpError {
 struct Body {
     bytes: Bytes,
     reservation: Reservation,
+    /// The turns of reading long ones.
+    reading: Arc<Semaphore>,
 }
 
 impl FromRequest<Shared> for Body {
@@ -194,8 +202,8 @@ impl FromRequest<Shared> for Body {
             return Err(HttpError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }
         let limits = BodyLimits::new(MAX_BODY_BYTES);
-        let (bytes, reservation) = body::read(request.into_body(), limits, &shared.budget).await?;
-        Ok(Self { bytes, reservation })
+        let (bytes, reservation) = baton_intake::read(request.into_body(), limits, &shared.budget).await?;
+        Ok(Self { bytes, reservation, reading: Arc::clone(&shared.reading) })
     }
 }
 
@@ -222,38 +230,54 @@ fn is_json(content_type: &HeaderValue) -> bool {
 }
 
 async fn completions(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
-    let (mut request, warnings, taken_in): (CompletionRequest, _, _) = read(body).await?;
-    request.baton = objectives(request.baton, &headers)?;
-    let call = request.call(shared.context())?;
+    let context = shared.context();
+    let given = headers.clone();
+    let read = read(body, move |mut request: CompletionRequest| {
+        request.baton = objectives(request.baton, &given)?;
+        request.call(context)
+    });
+    let (call, warnings, taken_in) = read.await?;
     Ok(shared.serve(&headers, call, warnings, taken_in).await)
 }
 
 async fn chat(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
-    let (mut request, warnings, taken_in): (ChatRequest, _, _) = read(body).await?;
-    request.baton = objectives(request.baton, &headers)?;
-    let call = request.call(shared.context())?;
+    let context = shared.context();
+    let given = headers.clone();
+    let read = read(body, move |mut request: ChatRequest| {
+        request.baton = objectives(request.baton, &given)?;
+        request.call(context)
+    });
+    let (call, warnings, taken_in) = read.await?;
     Ok(shared.serve(&headers, call, warnings, taken_in).await)
 }
 
 async fn responses(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
-    let (mut request, warnings, mut taken_in): (ResponsesRequest, _, _) = read(body).await?;
-    request.baton = objectives(request.baton, &headers)?;
-    let call = request.call(shared.context())?;
-    taken_in.grow(call.referred_bytes * READ_FACTOR).map_err(|_| BodyError::NoRoom)?;
+    let context = shared.context();
+    let given = headers.clone();
+    let read = read(body, move |mut request: ResponsesRequest| {
+        request.baton = objectives(request.baton, &given)?;
+        request.call(context)
+    });
+    let (call, warnings, mut taken_in) = read.await?;
+    reserve(&mut taken_in, call.referred_bytes * REFERRED_COPIES)?;
     Ok(shared.serve(&headers, call, warnings, taken_in).await)
 }
 
 async fn messages(State(shared): State<Shared>, headers: HeaderMap, body: Body) -> Result<Response, HttpError> {
-    let (mut request, warnings, taken_in): (MessagesRequest, _, _) = read(body).await?;
-    request.baton = objectives(request.baton, &headers)?;
-    let call = request.call(&shared.context())?;
+    let context = shared.context();
+    let given = headers.clone();
+    let read = read(body, move |mut request: MessagesRequest| {
+        request.baton = objectives(request.baton, &given)?;
+        request.call(&context)
+    });
+    let (call, warnings, taken_in) = read.await?;
     Ok(shared.serve(&headers, call, warnings, taken_in).await)
 }
 
 async fn count_tokens(State(shared): State<Shared>, body: Body) -> Result<Response, HttpError> {
-    let (mut request, warnings, _taken_in): (MessagesRequest, _, _) = read(body).await?;
-    let model = request.model.clone();
-    let prompt = v1::generate_request::Prompt::Messages(request.prompt()?);
+    let read = read(body, |mut request: MessagesRequest| Ok((request.prompt()?, request.model)));
+    let ((prompt, model), warnings, _taken_in) = read.await?;
+    let prompt = v1::generate_request::Prompt::Messages(prompt);
     let (tokens, _) = tokens_of(&shared, model, prompt, MessagesRequest::FIELDS).await?;
     Ok(shared.with_warnings(&warnings, Json(counted(tokens.len()))))
 }
@@ -270,16 +294,16 @@ async fn tokens_of(
 }
 
 async fn tokenize(State(shared): State<Shared>, body: Body) -> Result<Response, HttpError> {
-    let (request, warnings, _taken_in): (TokenizeRequest, _, _) = read(body).await?;
-    let model = request.model.clone();
-    let (prompt, wants_texts) = request.prompt()?;
+    let read = read(body, |request: TokenizeRequest| Ok((request.model.clone(), request.prompt()?)));
+    let ((model, (prompt, wants_texts)), warnings, mut taken_in) = read.await?;
     let (tokens, max_model_len) = tokens_of(&shared, model, prompt, TokenizeRequest::FIELDS).await?;
+    reserve(&mut taken_in, tokens.len() * ANSWERED_TOKEN_BYTES)?;
     let texts = wants_texts.then(|| tokens.iter().map(|token| shared.decode(&[*token])).collect());
     Ok(shared.with_warnings(&warnings, Json(tokenized(&tokens, max_model_len, texts))))
 }
 
 async fn detokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Value>, HttpError> {
-    let (request, _, _taken_in): (DetokenizeRequest, _, _) = read(body).await?;
+    let (request, _, _taken_in) = read::<DetokenizeRequest, _>(body, Ok).await?;
     let unknown = |error: GenerateError| HttpError::of(&error, TokenizeRequest::FIELDS);
     shared.frontend.model.check_model(&request.model).map_err(unknown)?;
     let size = shared.frontend.model.tokenizer.vocab_size();
@@ -287,26 +311,44 @@ async fn detokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Val
         let problem = format!("{id}, but the vocabulary has {size} tokens");
         return Err(BadRequest { param: format!("tokens[{position}]"), problem }.into());
     }
+    shared.check_text(&request.tokens)?;
     Ok(Json(json!({ "prompt": shared.decode(&request.tokens) })))
 }
 
-/// Reads a body, a long one not on the async threads; also gives what was left out of it. What it
-/// has of the budget is to be kept until the request was taken in.
-async fn read<T: DeserializeOwned + Send + 'static>(body: Body) -> Result<(T, Warnings, Reservation), HttpError> {
-    let Body { bytes, mut reservation } = body;
-    reservation.grow(bytes.len() * READ_FACTOR).map_err(|_| BodyError::NoRoom)?;
+/// Reads a body and makes something of it, of a long one not on the async threads; also gives what
+/// was left out of it. What it has of the budget is to be kept until the request was taken in.
+async fn read<T: DeserializeOwned, R: Send + 'static>(
+    body: Body,
+    make: impl FnOnce(T) -> Result<R, BadRequest> + Send + 'static,
+) -> Result<(R, Warnings, Reservation), HttpError> {
+    let Body { bytes, reservation, reading } = body;
     if bytes.len() <= READ_INLINE_BYTES {
-        let (request, warnings) = baton_api::read(&bytes)?;
-        return Ok((request, warnings, reservation));
+        return read_weighed(bytes, reservation, make);
     }
-    // The reservation goes along: the work goes on if the client has gone away.
-    let reading = tokio::task::spawn_blocking(move || (baton_api::read(&bytes), reservation)).await;
-    let (read, reservation) = reading.map_err(|error| {
+    // Closed only with the process.
+    let turn = reading.acquire_owned().await.map_err(|_| BodyError::Broken)?;
+    let reading = tokio::task::spawn_blocking(move || {
+        // Kept, as the reservation is, until the work is over, even if the client has gone away.
+        let _turn = turn;
+        read_weighed(bytes, reservation, make)
+    });
+    reading.await.unwrap_or_else(|error| {
         tracing::error!(%error, "reading a body failed");
-        HttpError::new(StatusCode::INTERNAL_SERVER_ERROR, "reading the body failed")
-    })?;
-    let (request, warnings) = read?;
-    Ok((request, warnings, reservation))
+        Err(HttpError::new(StatusCode::INTERNAL_SERVER_ERROR, "reading the body failed"))
+    })
+}
+
+/// Reads a body if there is room for what is made of it.
+fn read_weighed<T: DeserializeOwned, R>(
+    bytes: Bytes,
+    mut reservation: Reservation,
+    make: impl FnOnce(T) -> Result<R, BadRequest>,
+) -> Result<(R, Warnings, Reservation), HttpError> {
+    let weight = Weight::of_body(&bytes)?;
+    reserve(&mut reservation, weight.memory())?;
+    let (request, warnings) = baton_api::read(&bytes)?;
+    drop(bytes);
+    Ok((make(request)?, warnings, reservation))
 }
 
 /// A request's own objectives, and for what it does not say the headers': a gateway sets those for
@@ -367,6 +409,19 @@ impl Shared {
             response.headers_mut().insert(WARNING, line);
         }
         response
+    }
+
+    /// Refuses tokens whose text is longer than any prompt.
+    fn check_text(&self, tokens: &[u32]) -> Result<(), BadRequest> {
+        let model = &self.frontend.model;
+        let bytes = |&token: &u32| model.tokenizer.token_bytes(token).map_or(0, <[u8]>::len);
+        let all = tokens.iter().map(bytes).sum::<usize>();
+        let most = model.max_prompt_bytes;
+        if all <= most {
+            return Ok(());
+        }
+        let problem = format!("a text of {all} bytes, but at most {most} are given");
+        Err(BadRequest { param: "tokens".to_owned(), problem })
     }
 
     fn decode(&self, tokens: &[u32]) -> String {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_intake::CountedChannel;
 use baton_proto::{MAX_MESSAGE_BYTES, url, v1};
 use baton_runtime::{error_chain, within};
 use baton_scheduler::LinkId;
@@ -56,7 +57,7 @@ pub async fn follow(frontend: &Frontend, address: &str) -> Result<(), LinkError>
     let endpoint = endpoint.http2_keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PING_TIMEOUT);
     let channel = within(&*frontend.clock, GREETING_TIMEOUT, endpoint.connect()).await.ok_or_else(silent)?;
     let channel = channel.map_err(|error| unreachable(&error))?;
-    let mut leader = v1::leader_client::LeaderClient::new(channel)
+    let mut leader = v1::leader_client::LeaderClient::new(CountedChannel::from(channel))
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let (messages, link) = frontend.follow();

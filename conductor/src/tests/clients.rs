@@ -115,7 +115,7 @@ async fn says_much(w: &mut World, job: &Job, tokens: std::ops::Range<u32>) {
 }
 
 pub async fn request_with_too_many_unread_bytes_is_ended() {
-    let (mut w, mut answer, job) = unread(Settings { max_body_bytes_total: 1 << 16, ..settings() }).await;
+    let (mut w, mut answer, job) = unread(Settings { max_body_bytes_total: Some(1 << 16), ..settings() }).await;
     says_much(&mut w, &job, 1..7001).await;
     w.node("d0").hears_abort(job.key).await;
     let status = answer.end().await.unwrap_err();

@@ -33,7 +33,7 @@ pub async fn job_for_full_session_goes_to_another_node() {
     // Nothing waits here, so that the session is as full, and its end as unknown, for all of them.
     let mut answers = Vec::new();
     for n in 0..6 {
-        let request = w.frontend.generate(RequestId(n), request("hi", 2)).now_or_never();
+        let request = w.frontend.generate(RequestId(n), request("hi", 2), None).now_or_never();
         answers.push(request.expect("it waits for nothing").unwrap_or_else(|error| panic!("{error}")));
     }
     for _ in 0..6 {

@@ -11,6 +11,7 @@ mod failures;
 mod http;
 mod keyed;
 mod leading;
+mod memory;
 mod migration;
 mod node;
 mod operators;

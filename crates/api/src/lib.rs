@@ -7,7 +7,7 @@
 //! messages, their parts, tools and calls, it is left out with a warning.
 //!
 //! **Invariant**: a body is never buffered as a tree of values: a field that is wrong, or one too
-//! many, ends the reading there.
+//! many, ends the reading there. How many values it has is bounded before it is read.
 //!
 //! No clock, no network, no tokenizer.
 
@@ -27,6 +27,7 @@ mod responses;
 mod tokens;
 mod tools;
 mod warnings;
+mod weight;
 
 use std::sync::Arc;
 
@@ -46,6 +47,7 @@ pub use openapi::{OPENAPI, openapi};
 pub use responses::{ResponseStore, ResponsesRequest};
 pub use tokens::{DetokenizeRequest, TokenizeRequest, tokenized};
 pub use warnings::Warnings;
+pub use weight::{MAX_NODES, MAX_TOKEN_IDS, MAX_VALUES, Weight, nodes};
 
 /// Makes the bytes of a text of tokens. They are no UTF-8 if a character is not whole.
 pub type Decode = dyn Fn(&[u32]) -> Vec<u8> + Send + Sync;
@@ -66,9 +68,10 @@ pub struct Context {
 /// Reads a body; says what of it was left out.
 ///
 /// # Errors
-/// The body is not JSON, or not of that form. The error names the field, or the line and the
-/// column.
+/// The body is not JSON, or not of that form, or has too many values. The error names the field, or
+/// the line and the column.
 pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<(T, Warnings), BadRequest> {
+    Weight::of_body(body)?;
     let mut json = serde_json::Deserializer::from_slice(body);
     let (read, warnings) = warnings::collect(|| serde_path_to_error::deserialize(&mut json));
     let read = read.map_err(|error| {

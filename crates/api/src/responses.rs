@@ -209,9 +209,8 @@ impl ResponsesRequest {
         let mut room = Room::default();
         let entries = entries(input, &context, &mut room, &mut warnings)?;
         let earlier = self.earlier(&context, &mut room)?;
-        let all = [earlier, entries.clone()].concat();
         let mut prompt = v1::MessagesPrompt {
-            messages: conversation(self.instructions.as_deref(), &all, &names),
+            messages: conversation(self.instructions.as_deref(), earlier.iter().chain(&entries), &names),
             template_variables: self.template_variables()?,
             ..Default::default()
         };

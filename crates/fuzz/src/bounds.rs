@@ -46,6 +46,14 @@ pub fn live_bytes() -> usize {
     LIVE.load(Relaxed)
 }
 
+/// What `run` returns, and the most bytes that the process held meanwhile beyond those before.
+pub fn peak_bytes<T>(run: impl FnOnce() -> T) -> (T, usize) {
+    let before = live_bytes();
+    PEAK.store(before, Relaxed);
+    let value = run();
+    (value, PEAK.load(Relaxed).saturating_sub(before))
+}
+
 fn grow(bytes: usize) {
     let live = LIVE.fetch_add(bytes, Relaxed).wrapping_add(bytes);
     PEAK.fetch_max(live, Relaxed);

@@ -16,7 +16,7 @@ mod input;
 mod mutate;
 mod targets;
 
-pub use bounds::{CountingAllocator, Limits, live_bytes};
+pub use bounds::{CountingAllocator, Limits, live_bytes, peak_bytes};
 pub use driver::{Options, Report, Watched, findings, fuzz};
 pub use mutate::{Mutator, Random};
 pub use targets::TARGETS;

@@ -6,9 +6,12 @@
 //!
 //! **Invariant**: the region's address and length never change while a clone of its `Arc` lives;
 //! its pages are zero at first.
+//!
+//! It also says what the system's allocator keeps of freed memory.
 
 #![allow(unsafe_code)] // mmap, and spans of memory that other threads and machines write; see each SAFETY note
 
+mod allocator;
 mod mapping;
 mod shared;
 
@@ -16,6 +19,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+pub use allocator::{keep_little_freed_memory, return_freed_memory};
 use mapping::Mapping;
 pub use shared::{SharedView, ViewError};
 

@@ -14,6 +14,8 @@ const MAX_WHITE_SPACE_RUN: usize = 512 << 10;
 /// The library needs about 200 bytes for each byte of text. So text is encoded in pieces of about
 /// this length, if it can be cut.
 const PIECE_BYTES: usize = 64 << 10;
+/// Longest piece that cannot be cut: 200 MiB of memory, and more tokens than contexts hold.
+const MAX_PIECE_BYTES: usize = 1 << 20;
 
 /// A pipeline of the library. It holds a second list of added tokens, in which special tokens are
 /// text.
@@ -53,6 +55,10 @@ impl HuggingFaceEncoder {
         let mut rest = text;
         while !rest.is_empty() {
             let end = if self.cuts_before_words { cut(rest, PIECE_BYTES) } else { rest.len() };
+            if end > MAX_PIECE_BYTES {
+                let problem = format!("{end} bytes without a place to cut, but at most {MAX_PIECE_BYTES} are taken");
+                return Err(TextError::Text(problem));
+            }
             let (piece, after) = rest.split_at(end);
             without_panic(|| self.encode_piece(piece, parse_special, mark, &mut ids))
                 .map_err(|error| TextError::Internal(error.to_string()))?;

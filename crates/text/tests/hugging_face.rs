@@ -172,6 +172,13 @@ fn conversation(list: &Value) -> Conversation {
 }
 
 #[test]
+fn text_that_cannot_be_cut_is_bounded() {
+    let tokenizer = from_json("gpt2").with_max_bytes(8 << 20);
+    let error = tokenizer.encode(&"x".repeat((1 << 20) + 1), PLAIN).expect_err("too long a word");
+    assert_eq!(error.to_string(), "1048577 bytes without a place to cut, but at most 1048576 are taken");
+}
+
+#[test]
 #[ignore = "needs a model: BATON_MODEL"]
 fn smollm2_tokenizer_gives_hugging_face_ids() {
     let model = model();

@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use axum::middleware::from_fn_with_state;
 use baton_engine::{CpuEngine, CpuOptions, Engine, EngineError, KvArena, KvCapacity, MockEngine};
 use baton_formats::{ModelFile, model_name};
 use baton_grammar::GrammarCompiler;
+use baton_intake::{Budget, Intake, take_in};
 use baton_profile::ModelProfile;
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::serve::Protocol;
@@ -579,6 +581,14 @@ fn served_name(settings: &Settings, engine: &str) -> String {
     path.map_or_else(|| engine.to_owned(), model_name)
 }
 
+/// Memory of what conductors and other nodes send, until it is decoded.
+const MESSAGE_BYTES: usize = 256 << 20;
+
+/// Memory of a message as its decoder copies it, and decoded, besides the entries of its lists.
+fn decoded_bytes(message: &[u8], _text_bytes: usize) -> usize {
+    message.len() * 2
+}
+
 async fn start_grpc<E: Send + 'static>(
     service: NodeService<E>,
     listener: TcpListener,
@@ -594,7 +604,11 @@ async fn start_grpc<E: Send + 'static>(
     let service = v1::node_server::NodeServer::new(service)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let routes = Routes::new(health_service).add_service(reflection).add_service(service).prepare();
+    let descriptors =
+        [FILE_DESCRIPTORS, tonic_health::pb::FILE_DESCRIPTOR_SET, tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET];
+    let intake = Arc::new(Intake::new(&descriptors.concat(), Budget::new(MESSAGE_BYTES), decoded_bytes)?);
+    let services = Routes::new(service).add_service(health_service).add_service(reflection).into_axum_router();
+    let routes = Routes::from(services.layer(from_fn_with_state(intake, take_in))).prepare();
     crate::http::port("grpc", listener, Protocol::Http2).serve(routes, tasks);
     let end = tasks.clone();
     tasks.spawn_request("health", async move {

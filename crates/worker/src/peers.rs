@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use baton_intake::CountedChannel;
 use baton_proto::{MAX_MESSAGE_BYTES, kind_of_status, v1};
 use baton_types::{ErrorKind, Refused};
 use tonic::transport::{Channel, Endpoint};
@@ -42,7 +43,7 @@ pub fn refused(peer: &str, status: &tonic::Status) -> Refused {
 impl Peers {
     /// A client for the node at `address` (`http://host:port`). Connects when first used and again
     /// after a failure.
-    pub fn client(&self, address: &str) -> Result<v1::node_client::NodeClient<Channel>, Refused> {
+    pub fn client(&self, address: &str) -> Result<v1::node_client::NodeClient<CountedChannel>, Refused> {
         let mut channels = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if channels.len() >= MAX_PEERS && !channels.contains_key(address) {
             channels.clear();
@@ -62,7 +63,7 @@ impl Peers {
                 channel
             }
         };
-        let client = v1::node_client::NodeClient::new(channel);
+        let client = v1::node_client::NodeClient::new(CountedChannel::from(channel));
         Ok(client.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES))
     }
 }

@@ -164,6 +164,16 @@ securityContext:
 {{- end }}
 {{- end -}}
 
+{{/* Resources of a role's container: a limit of memory that is not set is the request, so that the process knows it. */}}
+{{- define "baton.resources" -}}
+{{- $resources := deepCopy (.resources | default dict) -}}
+{{- $memory := dig "requests" "memory" "" $resources -}}
+{{- if and $memory (not (dig "limits" "memory" "" $resources)) -}}
+{{- $resources = mergeOverwrite $resources (dict "limits" (dict "memory" $memory)) -}}
+{{- end -}}
+{{ toYaml $resources }}
+{{- end -}}
+
 {{/* Rights and resources of a container of `helm test`: .Values.tests. */}}
 {{- define "baton.testRights" -}}
 securityContext:

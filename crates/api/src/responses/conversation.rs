@@ -53,7 +53,11 @@ impl Entry {
 
 /// The messages of the wire. What the assistant thought, said and called, one after the other, is
 /// one message.
-pub(super) fn conversation(instructions: Option<&str>, entries: &[Entry], names: &ToolNames) -> Vec<v1::ChatMessage> {
+pub(super) fn conversation<'a>(
+    instructions: Option<&str>,
+    entries: impl Iterator<Item = &'a Entry>,
+    names: &ToolNames,
+) -> Vec<v1::ChatMessage> {
     let mut conversation = Conversation { messages: Vec::new(), turn: None, called: HashMap::new(), names };
     if let Some(instructions) = instructions {
         conversation.say("system", instructions);

@@ -883,7 +883,7 @@ mod tests {
         desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
         desk.on_ask_for_nodes(now, &request(1, &[]), &mut cluster, &mut || 0);
         let follow = |desk: &mut Desk<()>, cluster: &mut Cluster, id, attempts: &[Declared]| {
-            desk.on_follower(now, ConductorId(id), 5, attempts, cluster).unwrap()
+            desk.on_follower(now, ConductorId(id), attempts, cluster).unwrap()
         };
         let honest = follow(&mut desk, &mut cluster, 2, &[]);
         let place = |n| Question::Place((&request(n, &[])).into());
@@ -914,11 +914,11 @@ mod tests {
         let (mut desk, mut cluster, now) = desk(1);
         desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
         let streams: Vec<_> =
-            (2..66).map(|id| desk.on_follower(now, ConductorId(id), 5, &[], &mut cluster).unwrap()).collect();
-        assert!(desk.on_follower(now, ConductorId(99), 5, &[], &mut cluster).is_none());
-        assert!(desk.on_follower(now, ConductorId(3), 5, &[], &mut cluster).is_some(), "it is known");
+            (2..66).map(|id| desk.on_follower(now, ConductorId(id), &[], &mut cluster).unwrap()).collect();
+        assert!(desk.on_follower(now, ConductorId(99), &[], &mut cluster).is_none());
+        assert!(desk.on_follower(now, ConductorId(3), &[], &mut cluster).is_some(), "it is known");
         desk.on_follower_gone(now, &streams[4]);
-        assert!(desk.on_follower(now, ConductorId(99), 5, &[], &mut cluster).is_some());
+        assert!(desk.on_follower(now, ConductorId(99), &[], &mut cluster).is_some());
         assert_eq!(desk.followers(), 64);
     }
 

@@ -10,7 +10,15 @@ pub struct Budget(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     limit: usize,
-    reserved: Mutex<usize>,
+    reserved: Mutex<Reserved>,
+}
+
+/// Bytes that are reserved.
+#[derive(Debug, Default)]
+struct Reserved {
+    now: usize,
+    /// The most since it was last asked for.
+    peak: usize,
 }
 
 /// There is no room now.
@@ -25,8 +33,8 @@ pub struct Reservation {
 }
 
 impl Shared {
-    fn reserved(&self) -> MutexGuard<'_, usize> {
-        // A number is whole.
+    fn reserved(&self) -> MutexGuard<'_, Reserved> {
+        // Numbers are whole.
         self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -42,7 +50,15 @@ impl Shared {
 impl Budget {
     /// A budget of so many bytes.
     pub fn new(limit: usize) -> Self {
-        Self(Arc::new(Shared { limit, reserved: Mutex::new(0) }))
+        Self(Arc::new(Shared { limit, reserved: Mutex::default() }))
+    }
+
+    /// Bytes that were given back since it was last asked: fewer than at most were reserved then.
+    pub fn freed(&self) -> usize {
+        let mut reserved = self.0.reserved();
+        let freed = reserved.peak - reserved.now;
+        reserved.peak = reserved.now;
+        freed
     }
 
     /// A reservation of nothing yet.
@@ -52,19 +68,30 @@ impl Budget {
 }
 
 impl Reservation {
+    /// What it has.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Most that it can have, if there is no other.
+    pub fn largest(&self) -> usize {
+        self.budget.limit / 4 * 3
+    }
+
     /// Whether it could grow by so many bytes now.
     pub fn fits(&self, by: usize) -> bool {
-        self.budget.allows(*self.budget.reserved(), self.bytes, self.bytes.saturating_add(by))
+        self.budget.allows(self.budget.reserved().now, self.bytes, self.bytes.saturating_add(by))
     }
 
     /// Reserves more.
     pub fn grow(&mut self, by: usize) -> Result<(), Exhausted> {
         let mut reserved = self.budget.reserved();
         let bytes = self.bytes.saturating_add(by);
-        if !self.budget.allows(*reserved, self.bytes, bytes) {
+        if !self.budget.allows(reserved.now, self.bytes, bytes) {
             return Err(Exhausted);
         }
-        *reserved += by;
+        reserved.now += by;
+        reserved.peak = reserved.peak.max(reserved.now);
         self.bytes = bytes;
         Ok(())
     }
@@ -85,14 +112,14 @@ impl Reservation {
     /// Gives some of it back.
     pub fn shrink(&mut self, by: usize) {
         let by = by.min(self.bytes);
-        *self.budget.reserved() -= by;
+        self.budget.reserved().now -= by;
         self.bytes -= by;
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        *self.budget.reserved() -= self.bytes;
+        self.budget.reserved().now -= self.bytes;
     }
 }
 
@@ -109,7 +136,18 @@ mod tests {
         assert_eq!(budget.reserve().grow(75), Err(Exhausted));
         drop(one);
         assert_eq!(budget.reserve().grow(75), Ok(()));
-        assert_eq!(*budget.0.reserved(), 0);
+        assert_eq!(budget.0.reserved().now, 0);
+    }
+
+    #[test]
+    fn freed_bytes_are_told_once() {
+        let budget = Budget::new(100);
+        let mut one = budget.reserve();
+        assert_eq!((one.grow(50), budget.freed()), (Ok(()), 0));
+        one.shrink(20);
+        assert_eq!((one.grow(5), budget.freed(), budget.freed()), (Ok(()), 15, 0));
+        drop(one);
+        assert_eq!(budget.freed(), 35);
     }
 
     #[test]

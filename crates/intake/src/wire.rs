@@ -9,6 +9,9 @@ use prost_types::{DescriptorProto, FieldDescriptorProto, FileDescriptorSet};
 
 /// Most entries of one list of messages or texts, over the whole message.
 pub const MAX_ENTRIES: usize = 65_536;
+/// The same of log-probabilities: each token of a prompt may have some.
+const MAX_LOGPROBS: usize = 1 << 20;
+const LOGPROBS: [&str; 2] = [".baton.v1.TokenLogprobs", ".baton.v1.TopLogprob"];
 /// Messages within messages that are looked into; no type of ours is so deep.
 const MAX_DEPTH: usize = 32;
 
@@ -16,8 +19,13 @@ const MAX_DEPTH: usize = 32;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// A list is too long.
-    #[error("{0}: more than {MAX_ENTRIES} entries")]
-    TooMany(String),
+    #[error("{field}: more than {most} entries")]
+    TooMany {
+        /// The list.
+        field: String,
+        /// Entries that are taken.
+        most: usize,
+    },
     /// It is not a message.
     #[error("the message is malformed")]
     Malformed,
@@ -27,9 +35,8 @@ pub enum WireError {
 #[derive(Debug)]
 pub struct Schema {
     types: Vec<MessageType>,
-    /// Type of what each method takes, by its path: `/package.Service/Method`. Those that take one
-    /// message alone.
-    inputs: HashMap<String, usize>,
+    /// What each method takes, by its path: `/package.Service/Method`.
+    methods: HashMap<String, Method>,
     /// Fields that are counted.
     counted: usize,
 }
@@ -42,14 +49,42 @@ struct Field {
     name: String,
     /// Number of its counter, if it is a list of messages or texts.
     counter: Option<usize>,
+    /// Most entries of the list.
+    most: usize,
+    is_number_list: bool,
+    is_text: bool,
     /// Type of its messages.
     message: Option<usize>,
+}
+
+/// What a method takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Method {
+    /// Type of its messages.
+    pub input: usize,
+    /// Type of its answers.
+    pub output: usize,
+    /// Whether there may be several.
+    pub is_stream: bool,
+}
+
+/// What the lists of a message hold.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Messages and texts.
+    pub entries: usize,
+    /// Numbers, at most.
+    pub numbers: usize,
+    /// Bytes of texts, in lists or not.
+    pub text_bytes: usize,
 }
 
 /// One scan.
 struct Scan<'a> {
     schema: &'a Schema,
     counts: Vec<usize>,
+    numbers: usize,
+    text_bytes: usize,
 }
 
 impl Schema {
@@ -68,41 +103,51 @@ impl Schema {
         let mut counted = 0;
         let mut field = |field: &FieldDescriptorProto| {
             let message = numbers.get(field.type_name()).copied().filter(|_| field.r#type() == Type::Message);
-            let is_list = field.label() == Label::Repeated
-                && matches!(field.r#type(), Type::Message | Type::String | Type::Bytes);
+            let is_number = !matches!(field.r#type(), Type::Message | Type::String | Type::Bytes);
+            let is_list = field.label() == Label::Repeated && !is_number;
+            let is_text = field.r#type() == Type::String;
+            let is_number_list = field.label() == Label::Repeated && is_number;
             let counter = is_list.then(|| {
                 counted += 1;
                 counted - 1
             });
-            (field.number() as u32, Field { name: field.name().to_owned(), counter, message })
+            let most = if LOGPROBS.contains(&field.type_name()) { MAX_LOGPROBS } else { MAX_ENTRIES };
+            (
+                field.number() as u32,
+                Field { name: field.name().to_owned(), counter, most, is_number_list, is_text, message },
+            )
         };
         let types = messages.iter().map(|(_, message)| MessageType(message.field.iter().map(&mut field).collect()));
         let types = types.collect();
-        let mut inputs = HashMap::new();
+        let mut methods = HashMap::new();
         for file in &files {
             for service in &file.service {
-                for method in service.method.iter().filter(|method| !method.client_streaming()) {
+                for method in &service.method {
                     let path = format!("/{}.{}/{}", file.package(), service.name(), method.name());
-                    inputs.extend(numbers.get(method.input_type()).map(|input| (path, *input)));
+                    let is_stream = method.client_streaming();
+                    let types = (numbers.get(method.input_type()), numbers.get(method.output_type()));
+                    if let (Some(&input), Some(&output)) = types {
+                        methods.insert(path, Method { input, output, is_stream });
+                    }
                 }
             }
         }
-        Ok(Self { types, inputs, counted })
+        Ok(Self { types, methods, counted })
     }
 
-    /// Whether a method takes one message, and of which type.
-    pub fn input(&self, path: &str) -> Option<usize> {
-        self.inputs.get(path).copied()
+    /// What a method takes; `None`: it is not of these services.
+    pub fn method(&self, path: &str) -> Option<Method> {
+        self.methods.get(path).copied()
     }
 
-    /// Entries of the lists of an encoded message.
+    /// What the lists of an encoded message hold.
     ///
     /// # Errors
     /// One list is too long, or it is no message.
-    pub fn count(&self, input: usize, message: &[u8]) -> Result<usize, WireError> {
-        let mut scan = Scan { schema: self, counts: vec![0; self.counted] };
+    pub fn count(&self, input: usize, message: &[u8]) -> Result<Counts, WireError> {
+        let mut scan = Scan { schema: self, counts: vec![0; self.counted], numbers: 0, text_bytes: 0 };
         scan.message(input, message, MAX_DEPTH)?;
-        Ok(scan.counts.iter().sum())
+        Ok(Counts { entries: scan.counts.iter().sum(), numbers: scan.numbers, text_bytes: scan.text_bytes })
     }
 }
 
@@ -119,10 +164,7 @@ impl Scan<'_> {
         while !rest.is_empty() {
             let key = varint(&mut rest)?;
             let payload = match key & 7 {
-                0 => {
-                    varint(&mut rest)?;
-                    continue;
-                }
+                0 => varint(&mut rest).map(|_| None)?,
                 1 => take(&mut rest, 8).map(|_| None)?,
                 2 => {
                     let length = usize::try_from(varint(&mut rest)?).map_err(|_| WireError::Malformed)?;
@@ -133,11 +175,19 @@ impl Scan<'_> {
                 _ => return Err(WireError::Malformed),
             };
             let field = u32::try_from(key >> 3).ok().and_then(|field| schema.types[number].0.get(&field));
-            let (Some(payload), Some(field)) = (payload, field) else { continue };
+            let Some(field) = field else { continue };
+            if field.is_number_list {
+                // One that is packed takes a byte at least.
+                self.numbers += payload.map_or(1, <[u8]>::len);
+            }
+            let Some(payload) = payload else { continue };
+            if field.is_text {
+                self.text_bytes += payload.len();
+            }
             if let Some(counter) = field.counter {
                 self.counts[counter] += 1;
-                if self.counts[counter] > MAX_ENTRIES {
-                    return Err(WireError::TooMany(field.name.clone()));
+                if self.counts[counter] > field.most {
+                    return Err(WireError::TooMany { field: field.name.clone(), most: field.most });
                 }
             }
             if let Some(message) = field.message {
@@ -177,9 +227,13 @@ mod tests {
     const GENERATE: &str = "/baton.v1.Inference/Generate";
     const EXPLAIN: &str = "/baton.v1.Cluster/Explain";
 
-    fn count(path: &str, message: &[u8]) -> Result<usize, WireError> {
+    fn counts(path: &str, message: &[u8]) -> Result<Counts, WireError> {
         let schema = Schema::new(FILE_DESCRIPTORS).unwrap();
-        schema.count(schema.input(path).unwrap(), message)
+        schema.count(schema.method(path).unwrap().input, message)
+    }
+
+    fn count(path: &str, message: &[u8]) -> Result<usize, WireError> {
+        counts(path, message).map(|counts| counts.entries)
     }
 
     fn messages(messages: usize) -> v1::GenerateRequest {
@@ -205,15 +259,28 @@ mod tests {
 
     #[test]
     fn repeated_field_over_limit_is_named_even_in_several_parts() {
-        let too_many = Err(WireError::TooMany("messages".into()));
-        assert_eq!(count(GENERATE, &messages(MAX_ENTRIES + 1).encode_to_vec()), too_many);
+        let too_many = |field: &str| Err(WireError::TooMany { field: field.into(), most: MAX_ENTRIES });
+        assert_eq!(count(GENERATE, &messages(MAX_ENTRIES + 1).encode_to_vec()), too_many("messages"));
         assert_eq!(count(GENERATE, &messages(MAX_ENTRIES).encode_to_vec()), Ok(MAX_ENTRIES));
         let half = messages(MAX_ENTRIES / 2 + 1).encode_to_vec();
         // Decoders join the two.
-        assert_eq!(count(GENERATE, &[&half[..], &half[..]].concat()), too_many);
+        assert_eq!(count(GENERATE, &[&half[..], &half[..]].concat()), too_many("messages"));
         let tools = v1::MessagesPrompt { tools: vec![String::new(); MAX_ENTRIES + 1], ..Default::default() };
         let tools = v1::GenerateRequest { prompt: Some(Prompt::Messages(tools)), ..Default::default() };
-        assert_eq!(count(GENERATE, &tools.encode_to_vec()), Err(WireError::TooMany("tools".into())));
+        assert_eq!(count(GENERATE, &tools.encode_to_vec()), too_many("tools"));
+        let told = |logprobs: usize| {
+            let prompt_logprobs = vec![v1::TokenLogprobs::default(); logprobs];
+            v1::FirstToken { prompt_logprobs, ..Default::default() }
+        };
+        let event = |first: v1::FirstToken| {
+            let event = Some(v1::prefill_event::Event::FirstToken(first));
+            let event = Some(v1::node_event::Event::Prefill(v1::PrefillEvent { event, ..Default::default() }));
+            v1::NodeEvent { event }.encode_to_vec()
+        };
+        let schema = Schema::new(FILE_DESCRIPTORS).unwrap();
+        let session = schema.method("/baton.v1.Node/Session").unwrap().output;
+        assert!(schema.count(session, &event(told(MAX_ENTRIES + 1))).is_ok(), "each token of a prompt may have some");
+        assert!(schema.count(session, &event(told(MAX_LOGPROBS + 1))).is_err());
     }
 
     #[test]
@@ -229,10 +296,27 @@ mod tests {
     }
 
     #[test]
-    fn schema_knows_methods_that_take_a_single_message() {
+    fn numbers_of_lists_are_counted_packed_or_not() {
+        let ids = |ids: Vec<u32>| v1::GenerateRequest {
+            prompt: Some(Prompt::TokenIds(v1::TokenIds { ids })),
+            ..Default::default()
+        };
+        let numbers = |message: &[u8]| counts(GENERATE, message).unwrap().numbers;
+        assert_eq!(numbers(&ids(vec![1; 1000]).encode_to_vec()), 1000);
+        assert_eq!(numbers(&ids(vec![70_000; 1000]).encode_to_vec()), 3000, "at most");
+        let unpacked = [&[0x22, 6][..], &[8, 1].repeat(3)].concat();
+        assert_eq!(v1::GenerateRequest::decode(&unpacked[..]).unwrap(), ids(vec![1; 3]));
+        assert_eq!(numbers(&unpacked), 3);
+        let texts = counts(GENERATE, &v1::GenerateRequest { model: "abc".into(), ..ids(vec![1]) }.encode_to_vec());
+        assert_eq!(texts, Ok(Counts { entries: 0, numbers: 1, text_bytes: 3 }));
+    }
+
+    #[test]
+    fn schema_knows_methods_and_which_take_a_stream() {
         let schema = Schema::new(FILE_DESCRIPTORS).unwrap();
-        assert!(
-            schema.input("/baton.v1.Node/Session").is_none() && schema.input("/baton.v1.Inference/Abort").is_some()
-        );
+        let is_stream = |path: &str| schema.method(path).map(|method| method.is_stream);
+        assert_eq!(is_stream("/baton.v1.Node/Session"), Some(true));
+        assert_eq!(is_stream("/baton.v1.Inference/Abort"), Some(false));
+        assert_eq!(is_stream("/grpc.health.v1.Health/Check"), None);
     }
 }

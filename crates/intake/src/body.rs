@@ -39,6 +39,14 @@ pub enum BodyError {
     /// It is larger than what is ever taken.
     #[error("the body has more than {0} bytes")]
     TooLarge(usize),
+    /// What is made of it takes more memory than one body ever gets.
+    #[error("the body takes {bytes} bytes of memory, but at most {most} are taken")]
+    TooHeavy {
+        /// Memory that it takes.
+        bytes: usize,
+        /// Most that one takes.
+        most: usize,
+    },
     /// Those of other requests leave no room for it now.
     #[error("other requests leave no room for this body now")]
     NoRoom,
@@ -48,6 +56,16 @@ pub enum BodyError {
     /// The connection failed.
     #[error("the body broke off")]
     Broken,
+}
+
+/// Reserves memory for what is made of a body.
+pub fn reserve(reservation: &mut Reservation, bytes: usize) -> Result<(), BodyError> {
+    let most = reservation.largest();
+    let all = reservation.bytes().saturating_add(bytes);
+    if all > most {
+        return Err(BodyError::TooHeavy { bytes: all, most });
+    }
+    reservation.grow(bytes).map_err(|_| BodyError::NoRoom)
 }
 
 /// A body, and what it has of the budget.
@@ -60,6 +78,10 @@ pub async fn read(body: Body, limits: BodyLimits, budget: &Budget) -> Result<(By
         }
         // Refused before it is sent. It is reserved as it comes, so that a length that is announced
         // and never sent keeps no other request out.
+        let most = reservation.largest();
+        if length > most {
+            return Err(BodyError::TooHeavy { bytes: length, most });
+        }
         if !reservation.fits(length) {
             return Err(BodyError::NoRoom);
         }
@@ -81,7 +103,7 @@ async fn collect(mut body: Body, limits: BodyLimits, reservation: &mut Reservati
         if total > limits.max_bytes {
             return Err(BodyError::TooLarge(limits.max_bytes));
         }
-        reservation.grow(data.len()).map_err(|_| BodyError::NoRoom)?;
+        reserve(reservation, data.len())?;
         // Most bodies are one piece.
         match &mut whole {
             Some(whole) => whole.extend_from_slice(&data),
@@ -130,8 +152,14 @@ mod tests {
         let error = async |body, max| read(body, limits(max), &budget).await.map(drop).unwrap_err();
         assert_eq!(error(pieces(&["abc", "def"]), 5).await, BodyError::TooLarge(5));
         assert_eq!(error(Body::from("abcdef"), 5).await, BodyError::TooLarge(5));
-        assert_eq!(error(Body::from("abcdefg"), 10).await, BodyError::NoRoom);
-        assert_eq!(error(pieces(&["abc", "defg"]), 10).await, BodyError::NoRoom);
+        let never = BodyError::TooHeavy { bytes: 7, most: 6 };
+        assert_eq!(error(Body::from("abcdefg"), 10).await, never, "also if there is no other");
+        assert_eq!(error(pieces(&["abc", "defg"]), 10).await, never);
+        let mut other = budget.reserve();
+        other.grow(4).unwrap();
+        assert_eq!(error(Body::from("abcd"), 10).await, BodyError::NoRoom);
+        assert_eq!(error(pieces(&["ab", "cd"]), 10).await, BodyError::NoRoom);
+        drop(other);
         assert!(read(Body::from("abc"), limits(10), &budget).await.is_ok(), "all was given back");
     }
 
