@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_grammar::{Answer, Calls, CheckedGrammar, Form, GrammarCompiler, GrammarError, Thoughts, Tool};
+use baton_grammar::{Answer, Calls, CheckedGrammar, Effort, Form, GrammarCompiler, GrammarError, Thoughts, Tool};
 use baton_text::{OutputFormat, Tokenizer};
 use serde_json::{Map, Value, json};
 
@@ -29,7 +29,7 @@ impl Checker {
         let thoughts = Thoughts::Over;
         let (format, tokenizer) = (&self.format, &self.tokenizer);
         let answer = Answer { format, tokenizer, thoughts, form, calls, one_call: true };
-        answer.checked_grammar(&self.compiler).map(|grammar| grammar.expect("there is a form"))
+        answer.checked_grammar(&self.compiler, Effort::Full).map(|grammar| grammar.expect("there is a form"))
     }
 
     fn plain(&self, schema: &Value) -> Result<CheckedGrammar, GrammarError> {
@@ -773,4 +773,49 @@ fn schemas_of_pydantic_are_held_to_or_refused_with_their_place() {
     let set = ("\"uniqueItems\":true", "/uniqueItems: this keyword is not served");
     let strict: Vec<_> = formats.iter().map(|format| (format.as_str(), "unknown format")).chain([set]).collect();
     check_library(include_str!("fixtures/schemas/pydantic.json"), &[set], &strict);
+}
+
+#[test]
+fn schemas_that_cost_much_are_not_tried_with_a_small_effort_and_verdicts_are_remembered() {
+    let checker = Checker::new();
+    let answer = |schema: &Value| Answer {
+        format: &checker.format,
+        tokenizer: &checker.tokenizer,
+        thoughts: Thoughts::Over,
+        form: Some(Form::JsonSchema(schema.to_string())),
+        calls: Calls::None,
+        one_call: false,
+    };
+    let check = |schema: &Value, effort| answer(schema).checked_grammar(&checker.compiler, effort);
+    let wide = |names: usize| {
+        let properties: Map<_, _> = (0..names).map(|n| (format!("p{n}"), json!({ "type": "string" }))).collect();
+        json!({ "type": "object", "properties": properties })
+    };
+    let small = wide(5);
+    assert_eq!(check(&small, Effort::Known), Err(GrammarError::Costly));
+    let grammar = check(&small, Effort::Small).unwrap();
+    assert!(grammar.is_some());
+    assert_eq!(check(&small, Effort::Known), Ok(grammar));
+    // What is wrong at a glance is refused at once; what costs much is not, nor is what is long.
+    let wrong = json!({ "type": "colour" });
+    let refused = check(&wrong, Effort::Small);
+    assert!(matches!(refused, Err(GrammarError::Invalid(_))));
+    assert_eq!(check(&wrong, Effort::Known), refused);
+    let multiples: Map<_, _> =
+        (0..40).map(|n| (format!("p{n}"), json!({ "type": "integer", "multipleOf": 9973, "minimum": n }))).collect();
+    for costly in [wide(2000), json!({ "properties": multiples }), wide(400)] {
+        assert_eq!(check(&costly, Effort::Small), Err(GrammarError::Costly));
+        assert_eq!(check(&costly, Effort::Known), Err(GrammarError::Costly), "that is no verdict");
+    }
+    let began = Instant::now();
+    let refused = check(&wide(2000), Effort::Full);
+    let once = began.elapsed();
+    assert!(matches!(refused, Err(GrammarError::Invalid(_))), "{refused:?}");
+    let began = Instant::now();
+    for _ in 0..10 {
+        assert_eq!(check(&wide(2000), Effort::Full), refused);
+    }
+    let again = began.elapsed();
+    assert!(again < once, "{again:?} for ten, {once:?} for one");
+    assert_ne!(check(&wide(2001), Effort::Known), refused, "of another schema nothing is known");
 }

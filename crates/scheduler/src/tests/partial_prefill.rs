@@ -13,7 +13,7 @@ use super::engine::{key, outputs, target};
 use super::prefill::{Node as PrefillNode, SPAN_BYTES, job, refused, shares};
 use crate::prefill::{PrefillEffect, PushId};
 use crate::step::StepPlan;
-use crate::{DecodeEffect, LogitsWanted};
+use crate::{DecodeConfig, DecodeEffect, LogitsWanted};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -206,6 +206,33 @@ fn partial_prefill_follows_first_part_layer_by_layer_in_mixed_batches() {
     let plan = node.take_step();
     assert_eq!((shares(&plan), plan.slice.is_none()), (vec![(key(0), 22..23)], true));
     assert_eq!(node.core.load().blocks_used, 6 + 2, "and those of the other grant");
+}
+
+#[test]
+fn last_layers_of_a_partial_prefill_wait_for_the_mask() {
+    let mut node = DecodeNode::new(DecodeConfig { prompt_budget: 400, ..decode::config(20) });
+    let prompt = tokens(22);
+    let reply = node.ask(GrantRequest { partial_prefill_tokens: 10, ..grant_request(0, &prompt, 5) }).unwrap();
+    let handoff = Handoff { first_token: None, ..decode::handoff(0, &prompt, 5, reply.grant, 3) };
+    let sampling = Arc::new(SamplingParams { grammar: Some("start: \"a\"".into()), ..(*handoff.sampling).clone() });
+    node.hand_off(Handoff { sampling, ..handoff }).unwrap();
+    for number in 0..2 {
+        arrive(&mut node, &reply, number, number + 1, BLOCK_BYTES);
+    }
+    let plan = node.take_step();
+    assert_eq!(layers(&plan).end, 1);
+    finish(&mut node, &plan);
+    let plan = node.take_step();
+    assert_eq!(layers(&plan), 1..2);
+    arrive(&mut node, &reply, 2, 3, BLOCK_BYTES);
+    assert_eq!(node.fence(), 1);
+    finish(&mut node, &plan);
+    assert!(node.effects.iter().all(|effect| !matches!(effect, DecodeEffect::RunStep(_))));
+    node.after(MS, |core, now| core.on_mask_ready(now, key(0)));
+    let plan = node.take_step();
+    assert_eq!(layers(&plan), 2..3);
+    finish(&mut node, &plan);
+    assert_eq!(node.core.output(key(0)).unwrap().len(), 1);
 }
 
 #[test]
