@@ -243,7 +243,10 @@ mod tests {
         let format = OutputFormat::detect("{{ tools }}<tool_call>", &tokenizer);
         let compiler = GrammarCompiler::new(&tokenizer).unwrap();
         let resolved = form.resolve(Some(&format), Thoughts::MayCome, &tokenizer, &compiler, Effort::Full);
-        resolved.map(Option::unwrap).map(|(grammar, reader)| (grammar, reader.is_some())).map_err(|error| error.to_string())
+        resolved
+            .map(Option::unwrap)
+            .map(|(grammar, reader)| (grammar, reader.is_some()))
+            .map_err(|error| error.to_string())
     }
 
     #[test]

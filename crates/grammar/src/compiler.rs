@@ -9,8 +9,8 @@ use std::time::Duration;
 use baton_text::Tokenizer;
 use baton_types::{MAX_GRAMMAR_BYTES, TokenId};
 use llguidance::Matcher as InnerMatcher;
-use llguidance::{Logger, ParserFactory};
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
+use llguidance::{Logger, ParserFactory};
 use toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 
 use crate::budget::{aside, cancel_when_spent, thread_time};
@@ -83,7 +83,13 @@ impl GrammarCompiler {
         let factory = ParserFactory::new_simple(&environment);
         let mut factory = factory.map_err(|error| GrammarError::Invalid(error.to_string()))?;
         factory.quiet();
-        Ok(Self { factory, digest, kept: Mutex::default(), verdicts: Mutex::default(), compilations: AtomicU64::new(0) })
+        Ok(Self {
+            factory,
+            digest,
+            kept: Mutex::default(),
+            verdicts: Mutex::default(),
+            compilations: AtomicU64::new(0),
+        })
     }
 
     /// Names the vocabulary: nodes of another one would mask other tokens.
@@ -91,8 +97,8 @@ impl GrammarCompiler {
         &self.digest
     }
 
-    /// Whether nodes may be given this grammar: one that compiles, and soon enough. What this thread
-    /// has done before counts, too.
+    /// Whether nodes may be given this grammar: one that compiles, and soon enough. What this
+    /// thread has done before counts, too.
     pub(crate) fn check_here(&self, grammar: &str, effort: Effort) -> Result<(), GrammarError> {
         self.compile_here(grammar, effort)?;
         let took = thread_time().as_millis();

@@ -27,8 +27,8 @@ pub struct CheckedGrammar {
 }
 
 impl Answer<'_> {
-    /// The grammar, compiled once to see that it can be; `None` if any answer will do. Takes as long
-    /// as the effort says: not for the async threads, unless that is [`Effort::Known`].
+    /// The grammar, compiled once to see that it can be; `None` if any answer will do. Takes as
+    /// long as the effort says: not for the async threads, unless that is [`Effort::Known`].
     ///
     /// # Errors
     /// The grammar cannot be written or compiled: the error names the place in the schema. Or the

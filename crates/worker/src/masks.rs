@@ -37,7 +37,7 @@ type Client = ConductorId;
 /// Where a sequence's mask is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// It is made, or nobody asked for it.
+    /// It is made, or not asked for.
     Idle,
     /// It waits for a thread, or a thread makes it.
     Making,
@@ -98,13 +98,8 @@ impl MaskDesk {
         events: WeakSender<EngineEvent>,
         grammar_threads: usize,
     ) -> std::io::Result<Arc<Self>> {
-        let desk = Arc::new(Self {
-            compiler,
-            state: Mutex::default(),
-            work: Condvar::new(),
-            made: Condvar::new(),
-            events,
-        });
+        let desk =
+            Arc::new(Self { compiler, state: Mutex::default(), work: Condvar::new(), made: Condvar::new(), events });
         desk.spawn("masks", Self::make_quick)?;
         for _ in 0..grammar_threads {
             desk.spawn("grammars", |desk| {
@@ -131,9 +126,11 @@ impl MaskDesk {
         let mut state = self.state();
         state.want(key, client, grammar, output, &self.compiler);
         let is_made = state.outputs.get_mut(&key).is_some_and(Output::await_mask);
+        // At the end, who asks for the mask is told so.
+        let is_over = state.is_closed;
         drop(state);
         self.work.notify_all();
-        is_made
+        is_made || is_over
     }
 
     /// Forgets requests that are over here.
@@ -161,7 +158,8 @@ impl MaskDesk {
             };
             let cancellation = matcher.cancellation();
             let began = thread_time();
-            self.state().current = Some(Current { key, since: baton_runtime::now(), cancellation: cancellation.clone() });
+            self.state().current =
+                Some(Current { key, since: baton_runtime::now(), cancellation: cancellation.clone() });
             let mask = advance(&mut matcher, &output.tokens);
             let is_slow = thread_time() - began > SLOW_MASK;
             let mut state = self.state();
@@ -291,8 +289,7 @@ impl State {
         output: &[TokenId],
         compiler: &GrammarCompiler,
     ) {
-        let is_slow =
-            || self.outputs.values().any(|other| other.is_slow && other.grammar == *grammar);
+        let is_slow = || self.outputs.values().any(|other| other.is_slow && other.grammar == *grammar);
         if !self.outputs.contains_key(&key) {
             let new = Output {
                 client,
@@ -417,10 +414,8 @@ impl Masks {
             if let Some(made) = output.mask.take() {
                 self.wait = self.wait.saturating_sub(waited);
                 // Of the request, and not of this node: no other one would do better.
-                let refused = |error| Refused {
-                    kind: ErrorKind::Invalid,
-                    message: format!("structured_output: {error}"),
-                };
+                let refused =
+                    |error| Refused { kind: ErrorKind::Invalid, message: format!("structured_output: {error}") };
                 return made.map(Some).map_err(refused);
             }
             if output.is_slow || waited >= self.wait {

@@ -3,9 +3,7 @@
 use std::time::Instant;
 
 use baton_scheduler::{DecodeCore, IntegrityError, KvEventBatch, PrefillCore, StepId, StepOutput, TieredCore};
-use baton_types::{
-    ConductorId, LeaseRelease, LeaseRequest, NodeStart, PrefillJob, Refused, RequestKey, TokenId,
-};
+use baton_types::{ConductorId, LeaseRelease, LeaseRequest, NodeStart, PrefillJob, Refused, RequestKey, TokenId};
 
 /// Declares the trait, and implements it by the methods of the same names that both cores have.
 macro_rules! node_core {
