@@ -52,7 +52,9 @@ pub(super) struct Current {
 pub(super) struct State {
     pub outputs: HashMap<RequestKey, Output>,
     pub quick: VecDeque<RequestKey>,
-    pub slow: Turns<Client, RequestKey>,
+    /// By client, and by whether the grammar is compiled: slow masks that come without end do not
+    /// delay new grammars.
+    pub slow: Turns<(Client, bool), RequestKey>,
     pub current: Option<Current>,
     /// A thread is gone, or the engine's is.
     pub is_closed: bool,
@@ -117,7 +119,7 @@ impl State {
     pub(super) fn queue_slow(&mut self, key: RequestKey) {
         let Some(output) = self.outputs.get_mut(&key) else { return };
         output.stage = Stage::Making;
-        self.slow.push(output.client, key);
+        self.slow.push((output.client, output.matcher.is_some()), key);
     }
 
     /// Masks of a grammar take long: those of all its outputs are made on the grammars' threads.
