@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use baton_grammar::{Answer, Calls, Form, GrammarCompiler, Thoughts, Tool};
+use baton_grammar::{Answer, Calls, Effort, Form, GrammarCompiler, GrammarError, Thoughts, Tool};
 use baton_proto::v1;
 use baton_proto::v1::structured_output::Form as WireForm;
 use baton_proto::v1::tool_choice::Choice;
@@ -29,6 +29,8 @@ pub struct AnswerForm {
 
 /// How an answer is read, with the special tokens whose text that takes.
 pub type Reader = (OutputParser, Vec<TokenId>);
+/// The grammar of an answer, and how it is read.
+pub type Resolved = (Option<Arc<str>>, Option<Reader>);
 
 impl AnswerForm {
     /// What is said beside a prompt without tools.
@@ -77,11 +79,6 @@ impl AnswerForm {
         !self.tools.is_empty() && !matches!(self.choice, Some(Choice::None(true)))
     }
 
-    /// Whether [`Self::resolve`] has a grammar to compile.
-    pub fn needs_grammar(&self) -> bool {
-        self.form.is_some() || self.holds_calls()
-    }
-
     /// Whether calls have to match the schemas of their tools: calls that must come, and calls that
     /// may if the request says something of them. Without, the model writes as it likes.
     fn holds_calls(&self) -> bool {
@@ -90,18 +87,20 @@ impl AnswerForm {
         self.has_calls() && (must || is_bound || self.tools.iter().any(|tool| tool.is_strict))
     }
 
-    /// The grammar, compiled once to see that it can be, and how the answer is read. A `format` of
-    /// none is that of a prompt without a chat template: then everything is text.
+    /// The grammar, compiled once to see that it can be, and how the answer is read; `None` if that
+    /// takes more effort. A `format` of none is that of a prompt without a chat template: then
+    /// everything is text.
     ///
     /// # Errors
     /// What is asked for cannot be enforced.
     pub fn resolve(
-        self,
+        &self,
         format: Option<&OutputFormat>,
         thoughts: Thoughts,
         tokenizer: &Tokenizer,
         compiler: &GrammarCompiler,
-    ) -> Result<(Option<Arc<str>>, Option<Reader>), GenerateError> {
+        effort: Effort,
+    ) -> Result<Option<Resolved>, GenerateError> {
         let field = if self.form.is_some() { "structured_output" } else { "tools" };
         let plain = OutputFormat::default();
         let has_calls = self.has_calls();
@@ -115,13 +114,18 @@ impl AnswerForm {
         let reader =
             reads.then(|| (read_as.parser(thoughts == Thoughts::Begun, names), read_as.shown_tokens().to_vec()));
         let (calls, one_call) = self.calls();
-        let answer = Answer { format: read_as, tokenizer, thoughts, form: self.form, calls, one_call };
-        let invalid = |error: baton_grammar::GrammarError| GenerateError::invalid(field, error.to_string());
-        let Some(grammar) = answer.checked_grammar(compiler).map_err(invalid)? else { return Ok((None, reader)) };
+        let answer = Answer { format: read_as, tokenizer, thoughts, form: self.form.clone(), calls, one_call };
+        let grammar = match answer.checked_grammar(compiler, effort) {
+            Ok(Some(grammar)) => grammar,
+            Ok(None) => return Ok(Some((None, reader))),
+            Err(GrammarError::Costly) => return Ok(None),
+            Err(error @ GrammarError::NoThread(_)) => return Err(GenerateError::overloaded(error.to_string())),
+            Err(error) => return Err(GenerateError::invalid(field, error.to_string())),
+        };
         if !grammar.dropped.is_empty() {
             tracing::info!("schemas of tools are held to but for this: {}", grammar.dropped.join("; "));
         }
-        Ok((Some(grammar.text), reader))
+        Ok(Some((Some(grammar.text), reader)))
     }
 
     /// Calls as the grammar knows them, and whether there is one at most.
@@ -238,8 +242,11 @@ mod tests {
         let tokenizer = Tokenizer::bytes();
         let format = OutputFormat::detect("{{ tools }}<tool_call>", &tokenizer);
         let compiler = GrammarCompiler::new(&tokenizer).unwrap();
-        let resolved = form.resolve(Some(&format), Thoughts::MayCome, &tokenizer, &compiler);
-        resolved.map(|(grammar, reader)| (grammar, reader.is_some())).map_err(|error| error.to_string())
+        let resolved = form.resolve(Some(&format), Thoughts::MayCome, &tokenizer, &compiler, Effort::Full);
+        resolved
+            .map(Option::unwrap)
+            .map(|(grammar, reader)| (grammar, reader.is_some()))
+            .map_err(|error| error.to_string())
     }
 
     #[test]

@@ -3,16 +3,17 @@
 
 use std::sync::Arc;
 
+use baton_grammar::Effort;
 use baton_proto::v1;
 use baton_runtime::{Phase, Shutdown, random_u64};
 use baton_scheduler::{RequestError, SequenceLimits};
 use baton_types::ErrorKind;
 use prost::Message;
-use tokio::sync::Semaphore;
 
 use crate::error::GenerateError;
 use crate::keyed;
-use crate::prompt::{CheckedRequest, TextModel};
+use crate::prompt::{CheckedRequest, Grammared, TextModel};
+use crate::turns::{Client, Gate};
 
 /// Prompts up to this many bytes are tokenized on the spot: handing them to another thread would
 /// take longer.
@@ -33,24 +34,31 @@ pub fn turns() -> usize {
 /// Threads for all turns, and for what else may block. The allocator has a heap for each.
 pub fn blocking_threads() -> usize {
     const OTHERS: usize = 4;
-    // Bodies are read, prompts tokenized, grammars compiled.
-    turns() * 3 + LARGE_TURNS + OTHERS
+    // Bodies are read, prompts tokenized, small and other grammars compiled.
+    turns() * 4 + LARGE_TURNS + OTHERS
 }
 
 /// The turns of what may take long.
 pub struct Checks {
-    tokenizing: Arc<Semaphore>,
-    /// Of large requests: those that are not do not wait for them.
-    large: Arc<Semaphore>,
-    /// Fewer, and of their own: a grammar may take a second, and neither prompts nor the async
-    /// threads wait for it.
-    compiling: Arc<Semaphore>,
+    tokenizing: Gate,
+    /// Turns at large requests: those that are not do not wait for them.
+    large: Gate,
+    /// Turns at grammars that cost little, as far as can be seen. What is found to cost more than
+    /// that is tried again in the others, so those do not delay what costs little.
+    small_grammars: Gate,
+    /// Fewer, and of their own: neither prompts nor the async threads wait for a grammar.
+    grammars: Gate,
 }
 
 impl Default for Checks {
     fn default() -> Self {
-        let of = |turns| Arc::new(Semaphore::new(turns));
-        Self { tokenizing: of(turns()), large: of(LARGE_TURNS), compiling: of((turns() / 2).max(1)) }
+        let few = (turns() / 2).max(1);
+        Self {
+            tokenizing: Gate::new(turns()),
+            large: Gate::new(LARGE_TURNS),
+            small_grammars: Gate::new(few),
+            grammars: Gate::new(few),
+        }
     }
 }
 
@@ -59,6 +67,7 @@ impl Checks {
     pub async fn check(
         &self,
         model: &Arc<TextModel>,
+        client: Client,
         request: v1::GenerateRequest,
         limits: SequenceLimits,
         shutdown: &Shutdown,
@@ -67,30 +76,41 @@ impl Checks {
         let key = &request.idempotency_key;
         let seed = if key.is_empty() { random_u64() } else { keyed::seed(key) };
         let bytes = request.encoded_len();
-        let tokenized = if bytes <= TOKENIZE_INLINE_BYTES {
-            model.tokenized(request, limits, seed)?
-        } else {
+        let tokenize = {
             let model = Arc::clone(model);
-            let turns = if bytes > LARGE_BYTES { &self.large } else { &self.tokenizing };
-            in_turn(turns, shutdown, move || model.tokenized(request, limits, seed)).await?
+            move || model.with_grammar(model.tokenized(request, limits, seed)?, Effort::Known)
         };
-        if !tokenized.needs_grammar() {
-            return model.with_grammar(tokenized);
+        let mut checked = match bytes {
+            ..=TOKENIZE_INLINE_BYTES => tokenize()?,
+            ..=LARGE_BYTES => in_turn(&self.tokenizing, client, shutdown, tokenize).await?,
+            _ => in_turn(&self.large, client, shutdown, tokenize).await?,
+        };
+        for (gate, effort) in [(&self.small_grammars, Effort::Small), (&self.grammars, Effort::Full)] {
+            match checked {
+                Grammared::Checked(checked) => return Ok(*checked),
+                Grammared::Costly(request) => {
+                    let model = Arc::clone(model);
+                    let compile = move || model.with_grammar(*request, effort);
+                    checked = in_turn(gate, client, shutdown, compile).await?;
+                }
+            }
         }
-        let model = Arc::clone(model);
-        in_turn(&self.compiling, shutdown, move || model.with_grammar(tokenized)).await
+        match checked {
+            Grammared::Checked(checked) => Ok(*checked),
+            Grammared::Costly(_) => Err(failed()),
+        }
     }
 }
 
 async fn in_turn<T: Send + 'static>(
-    turns: &Arc<Semaphore>,
+    gate: &Gate,
+    client: Client,
     shutdown: &Shutdown,
     work: impl FnOnce() -> Result<T, GenerateError> + Send + 'static,
 ) -> Result<T, GenerateError> {
     let turn = tokio::select! {
         biased;
-        // Closed only with the process.
-        turn = Arc::clone(turns).acquire_owned() => turn.map_err(|_| RequestError::Aborted)?,
+        turn = gate.turn(client) => turn.ok_or_else(|| GenerateError::overloaded("too many requests wait to be checked"))?,
         // A queue of grammars could take longer than the grace period, and nothing is lost yet.
         () = shutdown.wait_for(Phase::Draining) => return Err(RequestError::GoingDown.into()),
     };
@@ -101,9 +121,13 @@ async fn in_turn<T: Send + 'static>(
     });
     working.await.unwrap_or_else(|panic| {
         tracing::error!(%panic, "checking a request failed");
-        let message = "checking the request failed".to_owned();
-        Err(GenerateError::Frontend { kind: ErrorKind::Internal, message, retry_after: None })
+        Err(failed())
     })
+}
+
+fn failed() -> GenerateError {
+    let message = "checking the request failed".to_owned();
+    GenerateError::Frontend { kind: ErrorKind::Internal, message, retry_after: None }
 }
 
 #[cfg(test)]
@@ -125,16 +149,17 @@ mod tests {
     #[tokio::test]
     async fn tokenizing_and_grammar_compiling_do_not_block_each_other() {
         let model = Arc::new(model());
-        let one = || Arc::new(Semaphore::new(1));
-        let checks = Checks { tokenizing: one(), large: one(), compiling: one() };
+        let one = || Gate::new(1);
+        let checks = Checks { tokenizing: one(), large: one(), small_grammars: one(), grammars: one() };
         let limits = SequenceLimits { sequence: 5000, prompt: 4999, prompt_soon: 4999, context_length: 5000, ..LIMITS };
         let shutdown = Shutdown::new();
         let check = async |bytes, form| {
-            let checking = checks.check(&model, request(bytes, form), limits, &shutdown);
+            let checking = checks.check(&model, Client, request(bytes, form), limits, &shutdown);
             tokio::time::timeout(Duration::from_millis(500), checking).await.ok()
         };
-        let form = || Some(Form::Regex("[0-9]+".into()));
-        let compiling = Arc::clone(&checks.compiling).acquire_owned().await.unwrap();
+        let regex = |regex: &str| Some(Form::Regex(regex.into()));
+        let form = || regex("[0-9]+");
+        let compiling = checks.small_grammars.turn(Client).await;
         assert!(
             check(3000, None).await.is_some_and(|it| it.is_ok()) && check(10, None).await.is_some_and(|it| it.is_ok())
         );
@@ -144,14 +169,14 @@ mod tests {
         let (with, without) = tokio::join!(check(3000, form()), check(3000, None));
         assert!(with.is_none() && without.is_some_and(|it| it.is_ok()));
         drop(compiling);
-        let tokenizing = Arc::clone(&checks.tokenizing).acquire_owned().await.unwrap();
+        let tokenizing = checks.tokenizing.turn(Client).await;
         assert!(check(10, form()).await.is_some_and(|it| it.unwrap().sampling.grammar.is_some()));
         assert!(check(3000, None).await.is_none());
         drop(tokenizing);
         // On the way down, who has to wait is told so, and who need not is served.
         shutdown.advance(Phase::Draining);
         assert!(check(3000, form()).await.is_some_and(|it| it.unwrap().sampling.grammar.is_some()));
-        let _compiling = Arc::clone(&checks.compiling).acquire_owned().await.unwrap();
-        assert!(check(10, form()).await.is_some_and(|it| it.unwrap_err().to_string().contains("going down")));
+        let _compiling = checks.small_grammars.turn(Client).await;
+        assert!(check(10, regex("[a-z]+")).await.is_some_and(|it| it.unwrap_err().to_string().contains("going down")));
     }
 }

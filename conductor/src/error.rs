@@ -136,6 +136,12 @@ impl GenerateError {
         self
     }
 
+    /// There is too much to do: a retry may find less.
+    pub fn overloaded(message: impl Into<String>) -> Self {
+        let retry_after = Some(Duration::from_secs(1));
+        Self::Frontend { kind: ErrorKind::Overloaded, message: message.into(), retry_after }
+    }
+
     /// A wrong field.
     pub fn invalid(field: &'static str, problem: impl Into<String>) -> Self {
         Self::Invalid { field, problem: problem.into() }

@@ -27,6 +27,7 @@ use crate::prompt::{CheckedRequest, TextModel, timeout};
 use crate::relay::Relay;
 use crate::run_time_settings::{Rules, RunTimeSettings};
 use crate::transfers::Transfers;
+use crate::turns::Client;
 use crate::unjoined::UnjoinedNodes;
 use crate::window_stats::SharedWindowStats;
 
@@ -427,7 +428,7 @@ impl Frontend {
 
     async fn check(&self, request: v1::GenerateRequest) -> Result<CheckedRequest, GenerateError> {
         let limits = self.node_limits().ok_or_else(no_node)?;
-        self.checks.check(&self.model, request, limits, &self.shutdown).await
+        self.checks.check(&self.model, Client, request, limits, &self.shutdown).await
     }
 }
 

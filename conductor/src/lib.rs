@@ -40,6 +40,7 @@ mod server;
 #[cfg(test)]
 mod tests;
 mod transfers;
+mod turns;
 mod unjoined;
 mod unread;
 mod window_stats;

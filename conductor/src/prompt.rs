@@ -1,7 +1,7 @@
 //! From a client's request to tokens and checked parameters.
 
 use baton_api::{MAX_NODES, TooLong, nodes};
-use baton_grammar::{GrammarCompiler, Thoughts};
+use baton_grammar::{Effort, GrammarCompiler, Thoughts};
 use std::mem::take;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -115,11 +115,12 @@ pub struct TokenizedRequest {
     ignores_eos: bool,
 }
 
-impl TokenizedRequest {
-    /// Whether [`TextModel::with_grammar`] has one to compile.
-    pub fn needs_grammar(&self) -> bool {
-        self.form.needs_grammar()
-    }
+/// A request whose grammar was tried.
+pub enum Grammared {
+    /// It is checked.
+    Checked(Box<CheckedRequest>),
+    /// It takes more effort than was made.
+    Costly(Box<TokenizedRequest>),
 }
 
 impl TextModel {
@@ -192,11 +193,12 @@ impl TextModel {
     }
 
     /// The last of the checks: the grammar of the answer, compiled once to see that it can be, and
-    /// how the answer is read. May take a second if [`TokenizedRequest::needs_grammar`].
-    pub fn with_grammar(&self, request: TokenizedRequest) -> Result<CheckedRequest, GenerateError> {
-        let TokenizedRequest { mut checked, form, is_rendered, thoughts, ignores_eos } = request;
-        let format = self.template.as_ref().filter(|_| is_rendered).map(ChatTemplate::output_format);
-        let (grammar, parser) = form.resolve(format, thoughts, &self.tokenizer, &self.grammars)?;
+    /// how the answer is read. Takes as long as the effort says.
+    pub fn with_grammar(&self, request: TokenizedRequest, effort: Effort) -> Result<Grammared, GenerateError> {
+        let format = self.template.as_ref().filter(|_| request.is_rendered).map(ChatTemplate::output_format);
+        let resolved = request.form.resolve(format, request.thoughts, &self.tokenizer, &self.grammars, effort)?;
+        let Some((grammar, parser)) = resolved else { return Ok(Grammared::Costly(Box::new(request))) };
+        let TokenizedRequest { mut checked, ignores_eos, .. } = request;
         if grammar.is_some() && ignores_eos {
             let problem = "beside structured output or a choice of tools: the output ends with its form";
             return Err(GenerateError::invalid("ignore_eos", problem));
@@ -204,7 +206,7 @@ impl TextModel {
         checked.sampling.grammar = grammar;
         checked.parser = parser;
         checked.sampling.validate().map_err(invalid_sampling)?;
-        Ok(checked)
+        Ok(Grammared::Checked(Box::new(checked)))
     }
 
     /// Empty names the model, too.

@@ -1,6 +1,7 @@
 //! Core and shell of a decode node in one.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_proto::v1;
@@ -65,7 +66,11 @@ impl DecodeRole {
             return;
         }
         self.handoff_answers.insert(handoff.key, answer);
+        let key = handoff.key;
+        let conductor = handoff.conductor;
+        let sampling = Arc::clone(&handoff.sampling);
         self.core.on_handoff(now, handoff);
+        self.shell.prepare(&mut self.core, now, key, conductor, &sampling);
     }
 
     /// The blocks of a sequence that comes from another decode node.

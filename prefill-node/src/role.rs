@@ -62,6 +62,7 @@ impl PrefillRole {
                 self.core.on_layers_done(done.step, done.layers_ended);
                 self.shell.on_step_done(&mut self.core, now, done);
             }
+            EngineEvent::MaskReady(key) => self.core.on_mask_ready(now, key),
         }
     }
 

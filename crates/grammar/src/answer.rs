@@ -2,13 +2,15 @@
 //! the model writes between them.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 
 use baton_text::{OutputFormat, ReasoningMarks, Tokenizer, ToolCallFormat};
 use serde_json::{Map, Value};
 
 use crate::form::{THE_SCHEMA, json_rule, lark_string};
 use crate::schema::{Demand, Problem};
+use crate::verdicts::Digest;
 use crate::{Form, GrammarError};
 
 /// A tool that an answer may ask for.
@@ -44,6 +46,16 @@ pub enum Calls {
     May(Vec<Tool>),
     /// Nothing else.
     Must(Vec<Tool>),
+}
+
+impl Calls {
+    /// Those that it may have.
+    fn tools(&self) -> &[Tool] {
+        match self {
+            Self::None => &[],
+            Self::May(tools) | Self::Must(tools) => tools,
+        }
+    }
 }
 
 /// Where an answer's thoughts are, if the model marks such.
@@ -101,6 +113,24 @@ const SPACE: &str = r"/[ \t\n\r]{0,8}/";
 const TEXT: &str = r"/(.|\n)*/";
 
 impl Answer<'_> {
+    /// Whether there is a grammar: not any answer will do.
+    pub(crate) fn has_grammar(&self) -> bool {
+        self.form.is_some() || self.calls != Calls::None
+    }
+
+    /// Names all that a grammar is written from, the model's tokens aside; with its bytes.
+    pub(crate) fn digest(&self) -> (Digest, u64) {
+        let mut hasher = blake3::Hasher::new();
+        let around = (self.format, self.thoughts, &self.form, self.one_call, std::mem::discriminant(&self.calls));
+        // A hasher takes everything.
+        let _ = write!(hasher, "{around:?}");
+        for Tool { name, parameters, is_strict } in self.calls.tools() {
+            let _ = write!(hasher, "{name:?}{is_strict}");
+            let _ = serde_json::to_writer(&mut hasher, parameters);
+        }
+        (*hasher.finalize().as_bytes(), hasher.count())
+    }
+
     /// The grammar in llguidance's dialect of Lark, or a list of such; `None` if any answer will
     /// do.
     ///

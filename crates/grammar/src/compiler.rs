@@ -9,23 +9,21 @@ use std::time::Duration;
 use baton_text::Tokenizer;
 use baton_types::{MAX_GRAMMAR_BYTES, TokenId};
 use llguidance::Matcher as InnerMatcher;
-use llguidance::ParserFactory;
-use llguidance::api::{ParserLimits, TopLevelGrammar};
-use rustix::time::{ClockId, clock_gettime};
-use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
+use llguidance::{Logger, ParserFactory};
+use toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 
-use crate::GrammarError;
-use crate::matcher::Matcher;
+use crate::budget::{aside, cancel_when_spent, thread_time};
+use crate::matcher::{Mask, Matcher};
 use crate::problem::problem;
+use crate::verdicts::{Digest, Verdict, Verdicts};
+use crate::{Effort, GrammarError};
 
-/// Stack of a compilation: references that lead to each other take some KiB each, and a grammar of
-/// the largest size has thousands.
-const STACK_BYTES: usize = 256 << 20;
 /// Grammars that are kept compiled.
 const KEPT: usize = 16;
-/// Most processor time of a compilation that the conductor lets pass: on a node, a step waits for
-/// it. Schemas of 60 KiB take up to 26 ms.
-const MAX_COMPILE: Duration = Duration::from_millis(150);
+/// Most processor time of a compilation that was checked before: more than a check may take, since
+/// no two take the same.
+const MAX_COMPILE: Duration = Effort::Full.budget().saturating_mul(4);
 /// Longest token that the library takes: it panics on longer ones. In use are up to 1,024 spaces.
 const MAX_WORD_BYTES: usize = 1024;
 /// Before the text of a special token, so that no text is taken for one.
@@ -36,6 +34,7 @@ pub struct GrammarCompiler {
     factory: ParserFactory,
     digest: String,
     kept: Mutex<VecDeque<(Arc<str>, Matcher)>>,
+    verdicts: Mutex<Verdicts>,
     compilations: AtomicU64,
 }
 
@@ -52,9 +51,21 @@ fn limits() -> ParserLimits {
         step_lexer_fuel: 50_000,
         step_max_items: 5_000,
         max_lexer_states: 8_000,
-        max_grammar_size: 10_000,
+        max_grammar_size: 5_000,
         verbose_errors: false,
         ..ParserLimits::default()
+    }
+}
+
+/// A few times what schemas of some KiB take.
+fn small_limits() -> ParserLimits {
+    ParserLimits {
+        initial_lexer_fuel: 20_000,
+        step_lexer_fuel: 10_000,
+        step_max_items: 500,
+        max_lexer_states: 2_000,
+        max_grammar_size: 1_500,
+        ..limits()
     }
 }
 
@@ -74,8 +85,13 @@ impl GrammarCompiler {
         let factory = ParserFactory::new_simple(&environment);
         let mut factory = factory.map_err(|error| GrammarError::Invalid(error.to_string()))?;
         factory.quiet();
-        *factory.limits_mut() = limits();
-        Ok(Self { factory, digest, kept: Mutex::default(), compilations: AtomicU64::new(0) })
+        Ok(Self {
+            factory,
+            digest,
+            kept: Mutex::default(),
+            verdicts: Mutex::default(),
+            compilations: AtomicU64::new(0),
+        })
     }
 
     /// Names the vocabulary: nodes of another one would mask other tokens.
@@ -83,26 +99,29 @@ impl GrammarCompiler {
         &self.digest
     }
 
-    /// Whether nodes may be given this grammar: one that compiles, and soon enough.
-    ///
-    /// # Errors
-    /// It is no grammar, or one that is too large or costs too much.
-    pub fn check(&self, grammar: &Arc<str>) -> Result<(), GrammarError> {
-        if self.kept(grammar).is_some() {
-            return Ok(());
-        }
-        let (matcher, took) = self.compile_aside(grammar)?;
-        if took > MAX_COMPILE {
-            let took = took.as_millis();
-            let most = MAX_COMPILE.as_millis();
+    /// Whether nodes may be given this grammar: one that compiles, and soon enough. What this
+    /// thread has done before counts, too.
+    pub(crate) fn check_here(&self, grammar: &str, effort: Effort) -> Result<(), GrammarError> {
+        self.compile_here(grammar, effort)?;
+        let took = thread_time().as_millis();
+        let most = Effort::Full.budget().as_millis();
+        if took > most {
             return Err(GrammarError::Invalid(format!("it takes {took} ms to compile, but at most {most} are taken")));
         }
-        self.keep(grammar, matcher);
         Ok(())
     }
 
+    /// What came of the check with this digest, if that was done lately.
+    pub(crate) fn verdict(&self, digest: &Digest) -> Option<Verdict> {
+        self.verdicts.lock().unwrap_or_else(PoisonError::into_inner).of(digest)
+    }
+
+    pub(crate) fn remember(&self, digest: Digest, verdict: &Verdict) {
+        self.verdicts.lock().unwrap_or_else(PoisonError::into_inner).remember(digest, verdict);
+    }
+
     /// Compiles a grammar in llguidance's dialect of Lark, or a list of such. Takes milliseconds,
-    /// or what [`Self::check`] lets pass: not for the async threads.
+    /// or what a check lets pass: not for the async threads.
     ///
     /// # Errors
     /// It is no grammar, or one that is too large or costs too much.
@@ -110,7 +129,7 @@ impl GrammarCompiler {
         if let Some(kept) = self.kept(grammar) {
             return Ok(kept);
         }
-        let (matcher, _) = self.compile_aside(grammar)?;
+        let matcher = self.compile_aside(grammar)?;
         self.keep(grammar, matcher.clone());
         Ok(matcher)
     }
@@ -125,19 +144,26 @@ impl GrammarCompiler {
         if let Some(kept) = self.kept(grammar).filter(|kept| kept.compilation() != worn.compilation()) {
             return Ok(kept);
         }
-        let (matcher, _) = self.compile_aside(grammar)?;
+        let matcher = self.compile_aside(grammar)?;
         self.keep(grammar, matcher.clone());
         Ok(matcher)
     }
 
-    /// Compiles on a thread with a stack that is large enough; with the processor time that it
-    /// took.
-    fn compile_aside(&self, grammar: &str) -> Result<(Matcher, Duration), GrammarError> {
-        let bytes = grammar.len();
-        if bytes > MAX_GRAMMAR_BYTES {
-            return Err(GrammarError::TooLarge { bytes });
-        }
-        aside(|| self.compile_here(grammar).map(|matcher| (matcher, thread_time())))
+    /// Compiles on a thread with a stack that is large enough.
+    fn compile_aside(&self, grammar: &str) -> Result<Matcher, GrammarError> {
+        aside(MAX_COMPILE, || self.compile_here(grammar, Effort::Full))
+    }
+
+    /// The mask after the rest of an output, made aside: one that takes too long is an error.
+    ///
+    /// # Errors
+    /// As [`Matcher::take`] and [`Matcher::mask`].
+    pub fn mask_aside(&self, matcher: &mut Matcher, rest: &[TokenId]) -> Result<Mask, GrammarError> {
+        aside(Effort::Full.budget(), || {
+            cancel_when_spent(matcher.cancellation());
+            matcher.take(rest)?;
+            matcher.mask()
+        })
     }
 
     fn keep(&self, grammar: &Arc<str>, matcher: Matcher) {
@@ -147,7 +173,8 @@ impl GrammarCompiler {
         kept.push_front((Arc::clone(grammar), matcher));
     }
 
-    fn kept(&self, grammar: &Arc<str>) -> Option<Matcher> {
+    /// The grammar, if it is kept compiled.
+    pub fn kept(&self, grammar: &Arc<str>) -> Option<Matcher> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let position = kept.iter().position(|(other, _)| other == grammar)?;
         let found = kept.remove(position)?;
@@ -156,13 +183,21 @@ impl GrammarCompiler {
         Some(matcher)
     }
 
-    /// Compiles on this thread: a grammar may need [`STACK_BYTES`].
-    pub(crate) fn compile_here(&self, grammar: &str) -> Result<Matcher, GrammarError> {
+    /// Compiles on this thread: a grammar may need a large stack.
+    pub(crate) fn compile_here(&self, grammar: &str, effort: Effort) -> Result<Matcher, GrammarError> {
+        let bytes = grammar.len();
+        if bytes > MAX_GRAMMAR_BYTES {
+            return Err(GrammarError::TooLarge { bytes });
+        }
         let invalid = |error: &dyn fmt::Display| GrammarError::Invalid(problem(grammar, &error.to_string()));
         let top = TopLevelGrammar::from_lark_or_grammar_list(grammar).map_err(|error| invalid(&error))?;
-        let parser = self.factory.create_parser(top).map_err(|error| invalid(&error))?;
+        let limits = if effort == Effort::Full { limits() } else { small_limits() };
+        let init = GrammarInit::Serialized(top);
+        let capabilities = InferenceCapabilities::default();
+        let parser = self.factory.create_parser_from_init_ext(init, Logger::new(0, 0), capabilities, limits);
+        let parser = parser.map_err(|error| invalid(&error))?;
         let compilation = self.compilations.fetch_add(1, Ordering::Relaxed);
-        let mut matcher = Matcher::new(InnerMatcher::new(Ok(parser)), compilation);
+        let matcher = Matcher::new(InnerMatcher::new(Ok(parser)).into_cancellable(), compilation);
         // What no output has is found out now, and what costs too much from the first token on.
         matcher.try_one(self.factory.tok_env().tok_trie().eos_tokens()).map_err(|error| match error {
             GrammarError::Stuck(problem) => GrammarError::Invalid(problem),
@@ -170,21 +205,6 @@ impl GrammarCompiler {
         })?;
         Ok(matcher)
     }
-}
-
-/// Does a work on a thread with a stack that is large enough. A panic is an error.
-pub(crate) fn aside<T: Send>(work: impl FnOnce() -> Result<T, GrammarError> + Send) -> Result<T, GrammarError> {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
-        let thread = thread.spawn_scoped(scope, work).map_err(|error| GrammarError::Invalid(error.to_string()))?;
-        thread.join().unwrap_or_else(|_| Err(GrammarError::Invalid("the grammar cannot be compiled".to_owned())))
-    })
-}
-
-/// Processor time that this thread has taken.
-pub(crate) fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
 /// A token as the library knows it; one that is too long is none of any grammar.
@@ -208,8 +228,6 @@ fn digest(words: &[Vec<u8>], eos: &[TokenId]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use serde_json::{Map, json};
 
     use super::*;
@@ -217,6 +235,10 @@ mod tests {
 
     fn compiler() -> GrammarCompiler {
         GrammarCompiler::new(&Tokenizer::bytes()).unwrap()
+    }
+
+    fn check(compiler: &GrammarCompiler, grammar: &Arc<str>) -> Result<(), GrammarError> {
+        aside(Effort::Full.budget(), || compiler.check_here(grammar, Effort::Full))
     }
 
     fn grammar(form: &Form) -> Arc<str> {
@@ -357,21 +379,39 @@ mod tests {
             Form::Lark(format!("start: {}", "\"a\" | ".repeat(8_000) + "\"b\"")),
         ];
         for form in hostile {
-            let began = Instant::now();
-            let grammar = form.rule().map(|rule| Arc::from(form.beside(format!("start: {rule}"))));
-            let outcome = grammar.and_then(|grammar| compiler.compile(&grammar)).and_then(|mut matcher| {
+            let grammar = form.rule().map(|rule| form.beside(format!("start: {rule}")));
+            // Others may take the processors meanwhile: what it takes of them counts.
+            let timed = aside(MAX_COMPILE, || {
+                let matcher = grammar.and_then(|grammar| compiler.compile_here(&grammar, Effort::Full));
                 // What an output costs, too: states are made as it goes on.
-                let goes_on = (0..40).try_for_each(|_| {
-                    let next = [b'a', b'"', b'x'].map(u32::from);
-                    let mask = matcher.mask()?;
-                    next.into_iter().find(|token| mask.allows(*token)).map_or(Ok(()), |token| matcher.take(&[token]))
+                let outcome = matcher.and_then(|mut matcher| {
+                    (0..40).try_for_each(|_| {
+                        let next = [b'a', b'"', b'x'].map(u32::from);
+                        let mask = matcher.mask()?;
+                        let next = next.into_iter().find(|token| mask.allows(*token));
+                        next.map_or(Ok(()), |token| matcher.take(&[token]))
+                    })
                 });
-                goes_on.map(|()| matcher)
+                Ok((thread_time(), outcome.err()))
             });
-            let took = began.elapsed();
-            println!("{took:?}: {:?}", outcome.err());
+            let (took, problem) = timed.unwrap();
+            println!("{took:?}: {problem:?}");
             assert!(took < Duration::from_secs(5), "{took:?}: {form:.80?}");
         }
+    }
+
+    /// Its first mask takes seconds, and the library does not look at the clock.
+    #[test]
+    fn ambiguous_grammar_ends_with_its_budget() {
+        let compiler = compiler();
+        let form = Form::Lark(format!("start: s\ns: {} | \"x\" | \"\"", vec!["s s"; 400].join(" | ")));
+        let (took, problem) = aside(Effort::Full.budget(), || {
+            let problem = compiler.check_here(&grammar(&form), Effort::Full).unwrap_err();
+            Ok((thread_time(), problem))
+        })
+        .unwrap();
+        assert!(problem.to_string().contains("it is too complex"), "{problem}");
+        assert!(took < Duration::from_secs(1), "{took:?}");
     }
 
     #[test]
@@ -392,7 +432,7 @@ mod tests {
         let kinds: Map<_, _> = (0..40).map(|n| (format!("kind_{n}"), kind(n))).collect();
         let schema = json!({ "$ref": "#/$defs/kind_0", "$defs": kinds }).to_string();
         assert!((40_000..60_000).contains(&schema.len()), "{}", schema.len());
-        compiler.check(&grammar(&Form::JsonSchema(schema))).unwrap();
+        check(&compiler, &grammar(&Form::JsonSchema(schema))).unwrap();
 
         let integers: Vec<_> = (0..500)
             .map(|n| json!({ "type": "integer", "minimum": n * 13 - 100_000_000_000_i64, "maximum": 100_000_000_000_i64 + n * 7 }))
@@ -405,7 +445,7 @@ mod tests {
             Form::Lark(format!("start: {}\na: \"x\"?", "a ".repeat(20_000))),
         ];
         for form in slow {
-            let refused = compiler.check(&grammar(&form)).unwrap_err().to_string();
+            let refused = check(&compiler, &grammar(&form)).unwrap_err().to_string();
             println!("{refused}");
             assert!(refused.contains("it is too complex") || refused.contains("ms to compile"), "{refused}");
         }
@@ -414,7 +454,7 @@ mod tests {
     #[test]
     fn grammar_error_refers_to_the_text_given() {
         let compiler = compiler();
-        let problem = |form: Form| compiler.check(&grammar(&form)).unwrap_err().to_string();
+        let problem = |form: Form| check(&compiler, &grammar(&form)).unwrap_err().to_string();
         let regex = |regex: &str| problem(Form::Regex(regex.into()));
         assert_eq!(regex("("), "invalid regex: unclosed group");
         assert_eq!(
@@ -434,7 +474,7 @@ mod tests {
     fn client_grammar_cannot_reach_the_rules_around_it() {
         let compiler = compiler();
         let checked =
-            |text: &str| compiler.check(&grammar(&Form::Lark(text.into()))).map_err(|error| error.to_string());
+            |text: &str| check(&compiler, &grammar(&Form::Lark(text.into()))).map_err(|error| error.to_string());
         // A brace is no way out into the rules around it, and neither is a name.
         for outside in ["start: \"a\"\n}\nx: \"b\"", "start: \"a\"\n}\n%ignore /z/\nx: %lark {\nstart: \"b\""] {
             assert!(checked(outside).is_err(), "{outside}");

@@ -1,10 +1,11 @@
 //! One output's way through its grammar.
 
 use baton_types::TokenId;
-use llguidance::Matcher as Inner;
+use llguidance::{CancellationHandle, Matcher as Inner};
 use toktrie::SimpleVob;
 
 use crate::GrammarError;
+use crate::budget::cancel_when_spent;
 use crate::problem::{TOO_COMPLEX, problem};
 
 /// Which tokens may come next.
@@ -43,6 +44,11 @@ impl Matcher {
         self.compilation
     }
 
+    /// Ends what another thread does with it. What ended so is of no use any more.
+    pub fn cancellation(&self) -> Option<CancellationHandle> {
+        self.inner.cancellation_handle()
+    }
+
     /// How many tokens it has taken.
     pub fn taken(&self) -> usize {
         self.taken
@@ -71,12 +77,14 @@ impl Matcher {
     }
 
     /// Whether there is a mask at the beginning, and one after a token that may come first.
-    pub(crate) fn try_one(&mut self, eos: &[TokenId]) -> Result<(), GrammarError> {
-        let mask = self.mask()?;
+    pub(crate) fn try_one(&self, eos: &[TokenId]) -> Result<(), GrammarError> {
+        // What is tried may be cancelled, and this one stays good.
+        let mut tried = self.clone();
+        cancel_when_spent(tried.cancellation());
+        let mask = tried.mask()?;
         let Some(first) = mask.0.iter().find(|token| !eos.contains(token)) else { return Ok(()) };
-        let mut after = self.clone();
-        after.take(&[first])?;
-        after.mask().map(drop)
+        tried.take(&[first])?;
+        tried.mask().map(drop)
     }
 }
 

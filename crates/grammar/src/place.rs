@@ -2,18 +2,18 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::answer::{AnswerSchema, Loosened};
-use crate::compiler::{aside, thread_time};
+use crate::budget::{aside, is_spent};
 use crate::form::json_rule;
+use crate::problem::TOO_COMPLEX;
 use crate::schema::{Demand, inner_places};
-use crate::{Answer, GrammarCompiler, GrammarError};
+use crate::{Answer, Effort, GrammarCompiler, GrammarError};
 
 /// Most places that are compiled by themselves to find those that are refused.
 const MAX_TRIED: usize = 64;
-/// Most processor time for that.
-const MAX_SEARCH: Duration = Duration::from_millis(500);
+/// Most bytes of forms and tools that are tried with a small effort.
+const MAX_SMALL_BYTES: u64 = 8 << 10;
 /// Most places of one answer of which only the types are left.
 const MAX_LOOSENED: usize = 8;
 
@@ -27,28 +27,58 @@ pub struct CheckedGrammar {
 }
 
 impl Answer<'_> {
-    /// The grammar, compiled once to see that it can be; `None` if any answer will do. Takes
-    /// milliseconds: not for the async threads.
+    /// The grammar, compiled once to see that it can be; `None` if any answer will do. Takes as
+    /// long as the effort says: not for the async threads, unless that is [`Effort::Known`].
     ///
     /// # Errors
-    /// The grammar cannot be written or compiled: the error names the place in the schema.
-    pub fn checked_grammar(&self, compiler: &GrammarCompiler) -> Result<Option<CheckedGrammar>, GrammarError> {
-        aside(|| self.checked_here(compiler))
+    /// The grammar cannot be written or compiled: the error names the place in the schema. Or the
+    /// effort is too small.
+    pub fn checked_grammar(
+        &self,
+        compiler: &GrammarCompiler,
+        effort: Effort,
+    ) -> Result<Option<CheckedGrammar>, GrammarError> {
+        if !self.has_grammar() {
+            return Ok(None);
+        }
+        let (digest, bytes) = self.digest();
+        if let Some(verdict) = compiler.verdict(&digest) {
+            return verdict;
+        }
+        let is_tried = effort == Effort::Full || effort == Effort::Small && bytes <= MAX_SMALL_BYTES;
+        if !is_tried {
+            return Err(GrammarError::Costly);
+        }
+        let verdict = aside(effort.budget(), || self.checked_here(compiler, effort));
+        if !matches!(verdict, Err(GrammarError::Costly | GrammarError::NoThread(_))) {
+            compiler.remember(digest, &verdict);
+        }
+        verdict
     }
 
-    fn checked_here(&self, compiler: &GrammarCompiler) -> Result<Option<CheckedGrammar>, GrammarError> {
+    /// What is known after an effort: a small one is not the last word on what costs much.
+    fn checked_here(&self, compiler: &GrammarCompiler, effort: Effort) -> Result<Option<CheckedGrammar>, GrammarError> {
+        let checked = self.checked_within(compiler, effort);
+        let is_costly = checked.as_ref().is_err_and(|error| is_spent() || error.to_string().contains(TOO_COMPLEX));
+        if effort == Effort::Small && is_costly { Err(GrammarError::Costly) } else { checked }
+    }
+
+    fn checked_within(
+        &self,
+        compiler: &GrammarCompiler,
+        effort: Effort,
+    ) -> Result<Option<CheckedGrammar>, GrammarError> {
         let mut loosened = Loosened::new();
-        let mut search = Search { compiler, left: MAX_TRIED };
+        let mut search = Search { compiler, effort, left: MAX_TRIED };
         for _ in 0..=MAX_LOOSENED {
             let Some((text, dropped)) = self.written(&loosened)? else { return Ok(None) };
-            let text = Arc::from(text);
-            let Err(error) = compiler.check(&text) else {
-                return Ok(Some(CheckedGrammar { text, dropped }));
+            let Err(error) = compiler.check_here(&text, effort) else {
+                return Ok(Some(CheckedGrammar { text: Arc::from(text), dropped }));
             };
             let Some((schema, pointer, what)) = self.refused_place(&mut search, &loosened)? else { return Err(error) };
             let is_new = schema.demand == Demand::Lenient
                 && loosened.entry(schema.tool.clone()).or_default().insert(pointer.clone());
-            if !is_new {
+            if !is_new || is_spent() {
                 return Err(schema.error(pointer, what));
             }
         }
@@ -75,6 +105,7 @@ impl Answer<'_> {
 
 struct Search<'c> {
     compiler: &'c GrammarCompiler,
+    effort: Effort,
     /// How many more places may be compiled.
     left: usize,
 }
@@ -99,12 +130,12 @@ impl Search<'_> {
 
     /// Why a place is refused by itself.
     fn problem(&mut self, schema: &AnswerSchema, pointer: &str, loosened: &HashSet<String>) -> Option<String> {
-        if thread_time() > MAX_SEARCH {
+        if is_spent() {
             return None;
         }
         self.left = self.left.checked_sub(1)?;
         let (rule, _) = json_rule(&schema.schema, pointer, schema.demand, loosened).ok()?;
         // This thread has the stack for it already, and its time is measured.
-        self.compiler.compile_here(&format!("start: {rule}\n")).err().map(|error| error.to_string())
+        self.compiler.compile_here(&format!("start: {rule}\n"), self.effort).err().map(|error| error.to_string())
     }
 }

@@ -3,7 +3,7 @@
 /// Longest problem, characters.
 const MAX_CHARS: usize = 512;
 /// Parts of what the library says, and what that means to a client.
-const MEANINGS: [(&str, &str); 11] = [
+const MEANINGS: [(&str, &str); 12] = [
     ("Unsatisfiable schema", "no value has this form"),
     ("NoExtensionBias", "no text has this form"),
     ("lookarounds not supported", r"\b, and ends of the text in mid-regex, are not supported"),
@@ -13,6 +13,7 @@ const MEANINGS: [(&str, &str); 11] = [
     ("precomputation failed", TOO_COMPLEX),
     ("Too many items", TOO_COMPLEX),
     ("Current row has", TOO_COMPLEX),
+    ("operation cancelled", TOO_COMPLEX),
     ("lexer error", "no token of a grammar begins or goes on like this"),
     (
         "oneOf constraints are not supported",

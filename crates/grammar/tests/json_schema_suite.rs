@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_grammar::{Answer, Calls, Form, GrammarCompiler, Thoughts};
+use baton_grammar::{Answer, Calls, Effort, Form, GrammarCompiler, Thoughts};
 use baton_text::{OutputFormat, Tokenizer};
 use serde_json::{Map, Value};
 
@@ -132,7 +132,7 @@ fn checked(form: Form, compiler: &GrammarCompiler) -> Result<Arc<str>, String> {
     let form = Some(form);
     let calls = Calls::None;
     let answer = Answer { format: &format, tokenizer: &tokenizer, thoughts, form, calls, one_call: false };
-    let grammar = answer.checked_grammar(compiler).map_err(|error| error.to_string())?;
+    let grammar = answer.checked_grammar(compiler, Effort::Full).map_err(|error| error.to_string())?;
     Ok(grammar.expect("a schema has a grammar").text)
 }
 

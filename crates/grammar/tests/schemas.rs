@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_grammar::{Answer, Calls, CheckedGrammar, Form, GrammarCompiler, GrammarError, Thoughts, Tool};
+use baton_grammar::{Answer, Calls, CheckedGrammar, Effort, Form, GrammarCompiler, GrammarError, Thoughts, Tool};
 use baton_text::{OutputFormat, Tokenizer};
 use serde_json::{Map, Value, json};
 
@@ -29,7 +29,7 @@ impl Checker {
         let thoughts = Thoughts::Over;
         let (format, tokenizer) = (&self.format, &self.tokenizer);
         let answer = Answer { format, tokenizer, thoughts, form, calls, one_call: true };
-        answer.checked_grammar(&self.compiler).map(|grammar| grammar.expect("there is a form"))
+        answer.checked_grammar(&self.compiler, Effort::Full).map(|grammar| grammar.expect("there is a form"))
     }
 
     fn plain(&self, schema: &Value) -> Result<CheckedGrammar, GrammarError> {

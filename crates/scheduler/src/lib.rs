@@ -34,6 +34,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 mod tier;
+mod turns;
 
 pub use admission::{
     AdmissionKind, AdmissionPolicy, AdmitAll, Assessment, DecodeLoad, Early, Excess, Relief, UnknownAdmission,
@@ -69,6 +70,7 @@ pub use request::{
 };
 pub use step::{LogitsWanted, StepId, StepOutput, StepPlan, StepSequence, StepSlice};
 pub use tier::{TierEffect, TieredCore};
+pub use turns::Turns;
 
 pub use baton_kv_cache::{Applied, EvictionKind, IntegrityError, KvEventBatch, NodeSlot, PrefixIndex, PrefixMatches};
 pub use baton_types::{Declared, DeclaredPrefill, RequestKey, named};

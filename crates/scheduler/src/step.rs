@@ -108,7 +108,7 @@ pub struct StepOutput {
     /// Whose it is.
     pub key: RequestKey,
     /// The token drawn, with its log-probabilities if asked for; `None` if the prompt goes on in a
-    /// later chunk or slice.
+    /// later chunk or slice, or the mask is late.
     pub sampled: Option<(TokenId, Option<TokenLogprobs>)>,
     /// One per row with [`LogitsWanted::All`], else empty. Entry `i` is the distribution after row
     /// `i`, with the log-probability of the prompt's next token.
@@ -117,4 +117,7 @@ pub struct StepOutput {
     pub hidden: Vec<f32>,
     /// Why no token could be drawn; the other sequences of the step are well.
     pub failed: Option<Refused>,
+    /// Decode: whether the mask of its grammar was not ready in time. The last row is computed
+    /// again once it is.
+    pub is_mask_late: bool,
 }

@@ -8,12 +8,12 @@ use baton_engine::{
 };
 use baton_grammar::{GrammarCompiler, Mask};
 use baton_scheduler::{MAX_PREFIX_WAIT_PER_STEP, StepId, StepOutput, StepPlan, StepSequence, StepSlice};
-use baton_types::{Refused, RequestKey};
+use baton_types::{ConductorId, Refused, RequestKey, TokenId};
 use tokio::sync::mpsc;
 
 use crate::engine_watch::EngineProgress;
 use crate::layer_barrier::LayerBarrier;
-use crate::masks::Masks;
+use crate::masks::{MaskDesk, Masks};
 
 /// Steps that may wait for the thread: the loops have one in flight.
 const QUEUED_STEPS: usize = 2;
@@ -38,6 +38,8 @@ pub enum EngineEvent {
     },
     /// The step is over.
     StepDone(StepDone),
+    /// The mask that a request was prepared for, or that was late for a step, is made.
+    MaskReady(RequestKey),
 }
 
 /// What a step gave, and how long it took.
@@ -68,6 +70,7 @@ struct Task {
 pub struct EngineThread {
     steps: std_mpsc::SyncSender<Task>,
     progress: Arc<EngineProgress>,
+    masks: Arc<MaskDesk>,
 }
 
 impl EngineThread {
@@ -82,12 +85,25 @@ impl EngineThread {
         events: mpsc::Sender<EngineEvent>,
     ) -> std::io::Result<Self> {
         let (steps, queue) = std_mpsc::sync_channel(QUEUED_STEPS);
-        let masks = Masks::start(grammars)?;
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let masks = MaskDesk::start(grammars, events.downgrade(), (threads / 2).max(1))?;
+        let step_masks = Masks::new(Arc::clone(&masks));
         let progress = Arc::new(EngineProgress::default());
         let reporter = StepReporter { events, progress: Arc::clone(&progress), watch_layers };
-        let body = move || run(engine, masks, &queue, &reporter);
+        let body = move || run(engine, step_masks, &queue, &reporter);
         std::thread::Builder::new().name("engine".into()).spawn(body)?;
-        Ok(Self { steps, progress })
+        Ok(Self { steps, progress, masks })
+    }
+
+    /// Compiles a request's grammar and makes the mask after `output`, aside from steps;
+    /// [`EngineEvent::MaskReady`] follows. `true`: it is made already, and nothing follows.
+    pub fn prepare(&self, key: RequestKey, conductor: ConductorId, grammar: &Arc<str>, output: &[TokenId]) -> bool {
+        self.masks.prepare(key, conductor, grammar, output)
+    }
+
+    /// Forgets the grammars of requests that are over here.
+    pub fn forget(&self, keys: &[RequestKey]) {
+        self.masks.forget(keys);
     }
 
     /// How far it is.
@@ -118,7 +134,7 @@ fn run(mut engine: Box<dyn Engine>, mut masks: Masks, queue: &std_mpsc::Receiver
         let step_id = task.plan.id;
         let mut times = StepTimes { layers_ended: began, waited: Duration::ZERO, slice: Duration::ZERO };
         let sequences = task.plan.sequences.iter().chain(task.plan.slice.as_ref().map(|slice| &slice.sequence));
-        masks.begin(step_id, sequences);
+        masks.begin(sequences);
         let result = step(&mut *engine, &mut masks, task, reporter, &mut times);
         let StepTimes { layers_ended, waited, slice } = times;
         let elapsed = began.elapsed().saturating_sub(waited);
@@ -127,6 +143,7 @@ fn run(mut engine: Box<dyn Engine>, mut masks: Masks, queue: &std_mpsc::Receiver
         if reporter.events.blocking_send(done).is_err() {
             return;
         }
+        masks.end();
     }
 }
 
@@ -175,7 +192,14 @@ fn step_slice(
 }
 
 fn empty_output(sequence: &StepSequence) -> StepOutput {
-    StepOutput { key: sequence.key, sampled: None, prompt_logprobs: Vec::new(), hidden: Vec::new(), failed: None }
+    StepOutput {
+        key: sequence.key,
+        sampled: None,
+        prompt_logprobs: Vec::new(),
+        hidden: Vec::new(),
+        failed: None,
+        is_mask_late: false,
+    }
 }
 
 fn sequence_step(sequence: &StepSequence) -> SequenceStep<'_> {
@@ -246,7 +270,14 @@ impl<'a> Observer<'a> {
             self.outputs[index].prompt_logprobs.push(logprobs(logits, next, top).map_err(refused)?);
         }
         if sequence.is_last_chunk && position + 1 == sequence.range.end {
-            let mask = sequence.sampling.grammar.as_ref().map(|_| self.masks.take(sequence.key)).transpose()?;
+            let mask = match sequence.sampling.grammar {
+                Some(_) => self.masks.take(sequence.key)?,
+                None => None,
+            };
+            if sequence.sampling.grammar.is_some() && mask.is_none() {
+                self.outputs[index].is_mask_late = true;
+                return Ok(());
+            }
             let (prompt, output) = sequence.tokens.split_at(sequence.prompt_tokens);
             let sampled = sample(logits, &sequence.sampling, prompt, output, mask.as_ref().map(Mask::words));
             let sampled = sampled.map_err(refused)?;
@@ -364,7 +395,7 @@ mod tests {
                     late.push(key);
                 }
                 EngineEvent::KvReady { layer: 1, .. } => before_layer_1 = Some(late.len()),
-                EngineEvent::KvReady { .. } => {}
+                EngineEvent::KvReady { .. } | EngineEvent::MaskReady(_) => {}
                 EngineEvent::StepDone(done) => break (done.result.unwrap(), done.elapsed),
             }
         };

@@ -16,6 +16,7 @@ const PREFIX_QUERIES: &str = "baton_node_prefix_cache_queries_total";
 const PREFIX_HITS: &str = "baton_node_prefix_cache_hits_total";
 const CACHE_CONFIG: &str = "baton_node_cache_config_info";
 const ENGINE_STALLS: &str = "baton_node_engine_stalls_total";
+const LATE_MASKS: &str = "baton_node_late_masks_total";
 const LEASES: &str = "baton_node_leases_total";
 const SSD_BLOCKS: &str = "baton_node_ssd_blocks_total";
 const SSD_BYTES: &str = "baton_node_ssd_bytes";
@@ -78,6 +79,12 @@ pub const METRICS: &[MetricDoc] = &[
         help: "Times that the engine made no progress in a step for longer than usual.",
     },
     MetricDoc {
+        name: LATE_MASKS,
+        kind: MetricKind::Counter,
+        labels: &[],
+        help: "Masks of structured output that were not made in time for a step: their sequences sat it out.",
+    },
+    MetricDoc {
         name: LEASES,
         kind: MetricKind::Counter,
         labels: &["outcome"],
@@ -95,6 +102,11 @@ pub const METRICS: &[MetricDoc] = &[
 /// The engine makes no progress in its step.
 pub fn on_engine_stalled() {
     counter!(ENGINE_STALLS).increment(1);
+}
+
+/// A sequence sits a step out: its mask was late.
+pub fn on_mask_late() {
+    counter!(LATE_MASKS).increment(1);
 }
 
 /// Of a node's load and cache. Handles, made once.

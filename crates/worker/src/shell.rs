@@ -1,12 +1,13 @@
 //! What both roles own beside their cores, and do alike with it: steps, fetches, leases, the SSD.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context;
 use baton_proto::v1;
 use baton_scheduler::{FetchedBytes, LeaseEffect, RequestKey, StepId, StepPlan, TierEffect, TieredCore};
-use baton_types::{BlockId, FetchSource, LeaseRequest, NodeRole, Refused};
+use baton_types::{BlockId, ConductorId, FetchSource, LeaseRequest, NodeRole, Refused, SamplingParams};
 
 use crate::config::Settings;
 use crate::engine_thread::{EngineEvent, StepDone};
@@ -42,6 +43,8 @@ pub struct NodeShell<E> {
     /// The tier below the arena, if there is one.
     ssd: Option<Ssd>,
     step: Option<StepInFlight>,
+    /// Requests with a grammar.
+    constrained: HashSet<RequestKey>,
     metrics: StepMetrics,
 }
 
@@ -58,6 +61,7 @@ impl<E: Send + 'static> NodeShell<E> {
             fetches: HashMap::new(),
             leases: LeaseDesk::default(),
             step: None,
+            constrained: HashSet::new(),
             metrics: StepMetrics::default(),
         })
     }
@@ -65,9 +69,16 @@ impl<E: Send + 'static> NodeShell<E> {
     /// Takes in what means the same to both roles, and ignores the rest.
     pub fn on_input(&mut self, core: &mut impl NodeCore, now: Instant, input: Input<E>) {
         match input {
-            Input::Prefill(job) => core.on_submit(now, job),
+            Input::Prefill(job) => {
+                let key = job.key;
+                let conductor = job.conductor;
+                let sampling = Arc::clone(&job.sampling);
+                core.on_submit(now, job);
+                self.prepare(core, now, key, conductor, &sampling);
+            }
             Input::SessionClosed(conductor) => core.on_conductor_lost(now, conductor),
             Input::Engine(EngineEvent::StepDone(done)) => self.on_step_done(core, now, done),
+            Input::Engine(EngineEvent::MaskReady(key)) => core.on_mask_ready(now, key),
             Input::Drain => core.on_drain(now),
             Input::Undrain => core.on_undrain(now),
             Input::ClearCache => core.clear_cache(),
@@ -129,6 +140,35 @@ impl<E: Send + 'static> NodeShell<E> {
             self.parts.sessions.broadcast(&v1::node_event::Event::Step(report));
         }
         core.on_step_done(now, step, result);
+        self.forget_ended(core);
+    }
+
+    /// Has the grammar of a request compiled, if it has one and the core took the request in.
+    pub fn prepare(
+        &mut self,
+        core: &mut impl NodeCore,
+        now: Instant,
+        key: RequestKey,
+        conductor: ConductorId,
+        sampling: &SamplingParams,
+    ) {
+        let Some(grammar) = &sampling.grammar else { return };
+        self.forget_ended(core);
+        let Some(output) = core.output(key) else { return };
+        self.constrained.insert(key);
+        if self.parts.engine.prepare(key, conductor, grammar, output) {
+            core.on_mask_ready(now, key);
+        }
+    }
+
+    /// Forgets grammars of requests that are over here, or elsewhere now.
+    fn forget_ended(&mut self, core: &impl NodeCore) {
+        let ended: Vec<_> = self.constrained.iter().filter(|key| core.output(**key).is_none()).copied().collect();
+        if ended.is_empty() {
+            return;
+        }
+        self.constrained.retain(|key| core.output(*key).is_some());
+        self.parts.engine.forget(&ended);
     }
 
     /// Starts to fetch blocks from another node.

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::budget::is_spent;
+
 use super::{Fields, Scope, Translator, named_types};
 
 /// Most schemas in schemas that are looked at for one pair.
@@ -26,7 +28,8 @@ impl<'a> Translator<'a> {
     /// Whether no value is of two schemas, as far as can be seen.
     pub(super) fn are_disjoint(&mut self, a: Placed<'a>, b: Placed<'a>, depth: usize) -> bool {
         self.comparisons += 1;
-        if depth > MAX_DEPTH || self.comparisons > MAX_COMPARISONS {
+        let is_over = self.comparisons > MAX_COMPARISONS || self.comparisons.is_multiple_of(64) && is_spent();
+        if depth > MAX_DEPTH || is_over {
             return false;
         }
         let a = self.targets.followed(a.0, a.1);

@@ -25,6 +25,7 @@ use std::fmt;
 use serde_json::{Map, Value, json};
 
 use crate::GrammarError;
+use crate::budget::is_spent;
 use keywords::{UNSERVED, count, describes, is_true, subject};
 use reference::Targets;
 
@@ -231,7 +232,7 @@ impl<'a> Translator<'a> {
     /// Counts schemas that are written.
     fn count(&mut self, schemas: usize, scope: &Scope) -> Result<(), Problem> {
         self.schemas += schemas;
-        if self.schemas > MAX_SCHEMAS || scope.depth > MAX_DEPTH {
+        if self.schemas > MAX_SCHEMAS || scope.depth > MAX_DEPTH || is_spent() {
             return Err(scope.own_problem("the schema is too large"));
         }
         Ok(())

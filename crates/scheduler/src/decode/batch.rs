@@ -90,6 +90,13 @@ impl DecodeCore {
         }
         let sequence = self.sequences.get(&key).expect("a sequence in a step stays until the step is over");
         let is_last_chunk = range.end == sequence.tokens.len();
+        if let Ok(Some(output)) = &result
+            && output.is_mask_late
+            && is_last_chunk
+        {
+            self.sit_out(key, range, &output.prompt_logprobs);
+            return None;
+        }
         let output = self.check_output(key, is_last_chunk, result)?;
         let sequence = self.sequences.get_mut(&key)?;
         sequence.kv.num_computed_tokens = range.end;
@@ -200,6 +207,10 @@ impl DecodeCore {
             if self.running.len() >= self.config.max_running {
                 return;
             }
+            // The others do not wait for its grammar, nor do they wait for room that it would take.
+            if self.awaits_mask(key) {
+                continue;
+            }
             let has_room = match self.phase(key) {
                 Some(Phase::Loading(_)) => continue,
                 Some(Phase::Waiting) => true,
@@ -253,7 +264,7 @@ impl DecodeCore {
     }
 
     fn add_to_step(&mut self, key: RequestKey, held_until: Instant, budget: &mut usize) -> Option<StepSequence> {
-        if self.lacks_block(key) || self.sequences.get_mut(&key)?.hold_last_token(held_until) {
+        if self.awaits_mask(key) || self.lacks_block(key) || self.sequences.get_mut(&key)?.hold_last_token(held_until) {
             return None;
         }
         // A partial prefill goes through the layers, with its tokens together.

@@ -123,6 +123,7 @@ impl Granted {
             conductor: handoff.conductor,
             lengths: self.lengths,
             tokens: Arc::new(tokens),
+            awaits_mask: handoff.sampling.grammar.is_some(),
             sampling: handoff.sampling,
             hasher,
             kv: self.kv,

@@ -58,6 +58,7 @@ impl DecodeCore {
             conductor: job.conductor,
             lengths,
             tokens: Arc::new(job.tokens.to_vec()),
+            awaits_mask: job.sampling.grammar.is_some(),
             sampling: job.sampling,
             hasher,
             kv: SequenceKv::new(hashes),

@@ -20,6 +20,7 @@ mod handoff;
 mod integrity;
 mod kv;
 mod local;
+mod mask;
 mod migration;
 mod partial_prefill;
 mod room;

@@ -71,7 +71,9 @@ impl Sequence {
     /// Layers that a partial prefill can go through now: of the prefill node's part they are here.
     fn next_layers(&self, num_layers: u32) -> Option<Range<u32>> {
         let grant = self.grant()?;
-        let layers = grant.partial_prefill.as_ref()?.layers..grant.whole_layers(num_layers);
+        // The last layer's step draws.
+        let end = if self.awaits_mask { num_layers.saturating_sub(1) } else { num_layers };
+        let layers = grant.partial_prefill.as_ref()?.layers..grant.whole_layers(num_layers).min(end);
         let is_on = matches!(self.phase, Phase::Receiving | Phase::Running);
         (is_on && !layers.is_empty()).then_some(layers)
     }

@@ -45,6 +45,8 @@ pub(super) struct Sequence {
     /// When its conductor last heard of its compute.
     pub last_progress: Instant,
     pub last_token: LastToken,
+    /// Whether it is not to be in a step before the mask of its next token is made: `mask.rs`.
+    pub awaits_mask: bool,
 }
 
 /// Where a sequence comes from.

@@ -250,6 +250,10 @@ impl PrefillCore {
         let most = if request.partial_prefill_tokens() > 0 && is_first { SPLIT_CHUNKS * *budget } else { *budget };
         let share = if remaining <= most { remaining } else { *budget / block_tokens * block_tokens };
         let num_layers = self.config.model.layout.num_layers;
+        let draws = request.num_computed_tokens + share == request.num_tokens();
+        if draws && self.awaiting_mask.contains(&key) {
+            return;
+        }
         let has_place = share > 0 && sequences.len() < self.config.max_sequences_per_chunk;
         if !has_place || !request.may_compute(now, num_layers, share) {
             return;

@@ -15,6 +15,9 @@ impl PrefillCore {
         for key in &self.computing {
             ensure(self.active.contains_key(key), || format!("{key:?} is to be computed, but is not here"))?;
         }
+        for key in &self.awaiting_mask {
+            ensure(self.output(*key).is_some(), || format!("{key:?} waits for a mask, but is not here"))?;
+        }
         for key in self.deadlines.keys() {
             let known = self.queued.contains_key(key) || self.active.contains_key(key);
             ensure(known, || format!("{key:?} has a deadline, but is not here"))?;

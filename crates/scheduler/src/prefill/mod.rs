@@ -16,11 +16,12 @@ mod chunk;
 mod effect;
 mod fetch;
 mod integrity;
+mod mask;
 mod request;
 mod tier;
 mod transfer;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -52,6 +53,8 @@ pub struct PrefillCore {
     active: BTreeMap<RequestKey, Active>,
     /// Active requests whose prompt is not computed yet.
     computing: Vec<RequestKey>,
+    /// Requests whose last chunk waits for the mask of their first token.
+    awaiting_mask: BTreeSet<RequestKey>,
     step: Option<RunningStep>,
     /// When the last layer of the step in flight was computed, once it is.
     layers_ended: Option<Instant>,
@@ -91,6 +94,7 @@ impl PrefillCore {
             queued: BTreeMap::new(),
             active: BTreeMap::new(),
             computing: Vec::new(),
+            awaiting_mask: BTreeSet::new(),
             step: None,
             layers_ended: None,
             late_grants: BTreeMap::new(),
@@ -200,6 +204,9 @@ impl PrefillCore {
         let turn = self.submitted;
         let timeout = job.terms.timeout;
         self.submitted += 1;
+        if job.sampling.grammar.is_some() {
+            self.awaiting_mask.insert(key);
+        }
         self.queued.insert(key, Queued { job, hashes, submitted: now, turn, cached_tokens });
         self.deadlines.set(key, now + timeout);
         self.plan_step(now);
@@ -330,6 +337,7 @@ impl PrefillCore {
             }
         };
         self.deadlines.clear(key);
+        self.awaiting_mask.remove(&key);
         self.computing.retain(|other| *other != key);
         if let Some(event) = event {
             self.emit(conductor, key, event);

@@ -138,6 +138,7 @@ impl Node {
             prompt_logprobs: Vec::new(),
             hidden: Vec::new(),
             failed: None,
+            is_mask_late: false,
         };
         let outputs = plan.sequences.iter().map(|sequence| output(sequence.key)).collect();
         self.after(MS, |core, now| core.on_step_done(now, plan.id, Ok(outputs)));
@@ -518,6 +519,7 @@ impl Node {
             prompt_logprobs: Vec::new(),
             hidden: Vec::new(),
             failed: None,
+            is_mask_late: false,
         };
         let outputs = plan.sequences.iter().map(output).collect();
         self.after(MS, |core, now| core.on_step_done(now, plan.id, Ok(outputs)));

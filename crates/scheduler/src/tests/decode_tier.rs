@@ -52,6 +52,7 @@ impl Node {
             prompt_logprobs: Vec::new(),
             hidden: Vec::new(),
             failed: None,
+            is_mask_late: false,
         };
         self.now(|core, now| core.on_step_done(now, plan.id, Ok(vec![output])));
         Some((sequence.key, sequence.range.clone()))

@@ -48,6 +48,7 @@ pub fn outputs(plan: &StepPlan) -> Vec<StepOutput> {
         },
         hidden: Vec::new(),
         failed: None,
+        is_mask_late: false,
     };
     let slice = plan.slice.iter().map(|slice| {
         let is_last = slice.layers.end == NUM_LAYERS;

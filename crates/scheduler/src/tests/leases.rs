@@ -143,6 +143,7 @@ fn decode_node_refuses_new_leases_while_a_prompt_waits_for_blocks() {
         prompt_logprobs: Vec::new(),
         hidden: Vec::new(),
         failed: None,
+        is_mask_late: false,
     };
     node.0.on_step_done(node.1, plan.id, Ok(vec![output]));
     let first = node.lease(lease(7, 0..16)).unwrap();

@@ -5,6 +5,7 @@ mod decode_tier;
 pub(crate) mod engine;
 mod fetch;
 mod leases;
+mod masks;
 mod migration;
 mod partial_prefill;
 mod prefill;

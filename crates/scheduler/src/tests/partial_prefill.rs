@@ -14,7 +14,7 @@ use super::prefill::{Node as PrefillNode, SPAN_BYTES, job, refused, shares};
 use crate::config::PROGRESS_INTERVAL;
 use crate::prefill::{PrefillEffect, PushId};
 use crate::step::StepPlan;
-use crate::{DecodeEffect, LogitsWanted};
+use crate::{DecodeConfig, DecodeEffect, LogitsWanted};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -229,6 +229,33 @@ fn slow_layers_of_either_part_are_told_as_progress() {
         node.after(PROGRESS_INTERVAL, |core, now| core.on_step_done(now, plan.id, Ok(outputs(&plan))));
         assert!(matches!(node.take_prompt_event(0), PrefillEvent::Progress { .. }), "after layer {layer}");
     }
+}
+
+#[test]
+fn last_layers_of_a_partial_prefill_wait_for_the_mask() {
+    let mut node = DecodeNode::new(DecodeConfig { prompt_budget: 400, ..decode::config(20) });
+    let prompt = tokens(22);
+    let reply = node.ask(GrantRequest { partial_prefill_tokens: 10, ..grant_request(0, &prompt, 5) }).unwrap();
+    let handoff = Handoff { first_token: None, ..decode::handoff(0, &prompt, 5, reply.grant, 3) };
+    let sampling = Arc::new(SamplingParams { grammar: Some("start: \"a\"".into()), ..(*handoff.sampling).clone() });
+    node.hand_off(Handoff { sampling, ..handoff }).unwrap();
+    for number in 0..2 {
+        arrive(&mut node, &reply, number, number + 1, BLOCK_BYTES);
+    }
+    let plan = node.take_step();
+    assert_eq!(layers(&plan).end, 1);
+    finish(&mut node, &plan);
+    let plan = node.take_step();
+    assert_eq!(layers(&plan), 1..2);
+    arrive(&mut node, &reply, 2, 3, BLOCK_BYTES);
+    assert_eq!(node.fence(), 1);
+    finish(&mut node, &plan);
+    assert!(node.effects.iter().all(|effect| !matches!(effect, DecodeEffect::RunStep(_))));
+    node.after(MS, |core, now| core.on_mask_ready(now, key(0)));
+    let plan = node.take_step();
+    assert_eq!(layers(&plan), 2..3);
+    finish(&mut node, &plan);
+    assert_eq!(node.core.output(key(0)).unwrap().len(), 1);
 }
 
 #[test]

@@ -126,6 +126,7 @@ impl Node {
             prompt_logprobs: Vec::new(),
             hidden: Vec::new(),
             failed: None,
+            is_mask_late: false,
         });
         let outputs = outputs.collect();
         self.after(time, |core, now| core.on_step_done(now, plan.id, Ok(outputs)));
@@ -261,6 +262,7 @@ fn prompt_logprobs_bypass_prefix_cache_and_come_with_first_token() {
             prompt_logprobs: vec![Default::default(); expected.len()],
             hidden: Vec::new(),
             failed: None,
+            is_mask_late: false,
         };
         node.after(MS, |core, now| core.on_step_done(now, plan.id, Ok(vec![output])));
     }

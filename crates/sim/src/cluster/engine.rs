@@ -115,6 +115,7 @@ impl Running {
             prompt_logprobs: Vec::new(),
             hidden,
             failed: None,
+            is_mask_late: false,
         };
         let whole = self.plan.sequences.iter().map(|sequence| output(sequence, true, Vec::new()));
         // A slice's hidden numbers are opaque to the cores.

@@ -11,6 +11,7 @@ use llguidance::derivre::{ExprRef, RegexAst, RegexBuilder};
 use llguidance::panic_utils::catch_unwind;
 use llguidance::regex_to_lark;
 
+use crate::budget::is_spent;
 use crate::problem::problem;
 use automaton::Automaton;
 use syntax::{Branches, Part};
@@ -37,7 +38,7 @@ pub(super) struct Work {
 impl Work {
     /// The automaton of parts, which counts.
     fn automaton(&mut self, parts: &[Part], is_start: bool) -> Result<Automaton, String> {
-        if self.states > MAX_STATES {
+        if self.states > MAX_STATES || is_spent() {
             return Err(TOO_COMPLEX.to_owned());
         }
         let automaton = Automaton::new(parts, is_start);
