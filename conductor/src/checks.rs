@@ -80,10 +80,11 @@ impl Checks {
             let model = Arc::clone(model);
             move || model.with_grammar(model.tokenized(request, limits, seed)?, Effort::Known)
         };
-        let mut checked = match bytes {
-            ..=TOKENIZE_INLINE_BYTES => tokenize()?,
-            ..=LARGE_BYTES => in_turn(&self.tokenizing, client, shutdown, tokenize).await?,
-            _ => in_turn(&self.large, client, shutdown, tokenize).await?,
+        let mut checked = if bytes <= TOKENIZE_INLINE_BYTES {
+            tokenize()?
+        } else {
+            let gate = if bytes <= LARGE_BYTES { &self.tokenizing } else { &self.large };
+            in_turn(gate, client, shutdown, tokenize).await?
         };
         for (gate, effort) in [(&self.small_grammars, Effort::Small), (&self.grammars, Effort::Full)] {
             match checked {

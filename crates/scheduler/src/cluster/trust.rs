@@ -64,8 +64,8 @@ impl Trust {
 
 /// How long a node that is tried for the first time counts as one that is.
 const TRIED_FOR: Duration = Duration::from_secs(10);
-/// Part of what the busiest node that has answered has, and of what all such nodes have, that others
-/// may have.
+/// Part of what the busiest node that has answered has, and of what all such nodes have, that
+/// others may have.
 const UNPROVEN_SHARE: usize = 4;
 
 /// Nodes that join within this time of the first one are a cluster that starts.

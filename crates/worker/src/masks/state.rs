@@ -78,21 +78,19 @@ impl State {
         output: &[TokenId],
         compiler: &GrammarCompiler,
     ) {
-        let is_slow = || self.outputs.values().any(|other| other.is_slow && other.grammar == *grammar);
-        if !self.outputs.contains_key(&key) {
-            let new = Output {
-                client,
-                grammar: Arc::clone(grammar),
-                tokens: Vec::new(),
-                matcher: None,
-                mask: None,
-                stage: Stage::Idle,
-                is_slow: is_slow(),
-                is_awaited: false,
-            };
-            self.outputs.insert(key, new);
-        }
-        let Some(known) = self.outputs.get_mut(&key) else { return };
+        let is_new = !self.outputs.contains_key(&key);
+        // A grammar that was slow for another output is slow from the first token on.
+        let is_slow = is_new && self.outputs.values().any(|other| other.is_slow && other.grammar == *grammar);
+        let known = self.outputs.entry(key).or_insert_with(|| Output {
+            client,
+            grammar: Arc::clone(grammar),
+            tokens: Vec::new(),
+            matcher: None,
+            mask: None,
+            stage: Stage::Idle,
+            is_slow,
+            is_awaited: false,
+        });
         if known.tokens != output {
             known.tokens.clear();
             known.tokens.extend_from_slice(output);
