@@ -170,7 +170,7 @@ mod tests {
         let silent = Body::from_stream(tokio_stream::pending::<Result<Bytes, Infallible>>());
         assert_eq!(read(silent, limits, &budget).await.map(drop), Err(BodyError::Late(limits.progress)));
         let slow = futures::stream::unfold((), |()| async {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            baton_runtime::sleep(Duration::from_millis(20)).await;
             Some((Ok::<_, Infallible>(Bytes::from_static(b"x")), ()))
         });
         let slow = Body::from_stream(slow);
