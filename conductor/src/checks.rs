@@ -36,14 +36,14 @@ pub fn turns() -> usize {
 /// Threads for all turns, and for what else may block. The allocator has a heap for each.
 pub fn blocking_threads() -> usize {
     const OTHERS: usize = 4;
-    // Bodies are read, small messages rendered, prompts tokenized, small and other grammars compiled.
+    // Bodies are read, small messages rendered, prompts tokenized, both kinds of grammars compiled.
     turns() * 5 + LARGE_TURNS + MAX_LOOKUPS + OTHERS
 }
 
 /// The turns of what may take long.
 pub struct Checks {
-    /// Turns at small messages. No time bounds a chat template, which compares texts of any length in
-    /// one instruction: the async threads do not wait for it.
+    /// Turns at small messages. No time bounds a chat template, which compares texts of any length
+    /// in one instruction: the async threads do not wait for it.
     rendering: Gate,
     tokenizing: Gate,
     /// Turns at large requests: those that are not do not wait for them.

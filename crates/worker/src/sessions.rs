@@ -24,8 +24,8 @@ const QUEUED_EVENTS: usize = 8192;
 /// Memory of messages that may wait for all conductors together. If there is more, the one that has
 /// left most unread loses its session.
 const QUEUED_BYTES: usize = 256 << 20;
-/// Memory of a message, at most so many times what it takes on the wire: a block's hash has 20 bytes
-/// there, and 88 here.
+/// Memory of a message, at most so many times what it takes on the wire: a block's hash has 20
+/// bytes there, and 88 here.
 const MEMORY_FACTOR: usize = 5;
 /// Most conductors at once.
 const MAX_SESSIONS: usize = 32;

@@ -16,9 +16,9 @@ impl PrefillCore {
         }
     }
 
-    /// A step computed the end of a prompt, and drew no token: its mask was late. An earlier step, whose
-    /// results meant nothing, may have used the one that was made ahead. The last row is computed
-    /// again, since the token is drawn from it.
+    /// A step computed the end of a prompt, and drew no token: its mask was late. An earlier step,
+    /// whose results meant nothing, may have used the one that was made ahead. The last row is
+    /// computed again, since the token is drawn from it.
     pub(super) fn sit_out(&mut self, key: RequestKey, range: &Range<usize>, prompt_logprobs: Vec<TokenLogprobs>) {
         let Some(request) = self.active.get_mut(&key) else { return };
         request.num_computed_tokens = range.end - 1;
