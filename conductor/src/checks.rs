@@ -108,13 +108,14 @@ impl Checks {
 
     /// Where a request waits to be tokenized; `None` if it is tokenized on the spot.
     fn gate(&self, request: &v1::GenerateRequest) -> Option<&Gate> {
-        let is_rendered = matches!(request.prompt, Some(Prompt::Messages(_)));
-        match request.encoded_len() {
-            ..=SMALL_BYTES if is_rendered => Some(&self.rendering),
-            ..=SMALL_BYTES => None,
-            ..=LARGE_BYTES => Some(&self.tokenizing),
-            _ => Some(&self.large),
+        let bytes = request.encoded_len();
+        if bytes > LARGE_BYTES {
+            return Some(&self.large);
         }
+        if bytes > SMALL_BYTES {
+            return Some(&self.tokenizing);
+        }
+        matches!(request.prompt, Some(Prompt::Messages(_))).then_some(&self.rendering)
     }
 }
 
