@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use baton_grammar::Effort;
 use baton_proto::v1;
+use baton_proto::v1::generate_request::Prompt;
 use baton_runtime::{Phase, Shutdown, random_u64};
 use baton_scheduler::{RequestError, SequenceLimits};
 use baton_types::ErrorKind;
@@ -12,12 +13,13 @@ use prost::Message;
 
 use crate::error::GenerateError;
 use crate::keyed;
+use crate::nodes::MAX_LOOKUPS;
 use crate::prompt::{CheckedRequest, Grammared, TextModel};
 use crate::turns::{Client, Gate};
 
-/// Prompts up to this many bytes are tokenized on the spot: handing them to another thread would
-/// take longer.
-const TOKENIZE_INLINE_BYTES: usize = 2048;
+/// Prompts up to this many bytes are tokenized on the spot if they are no messages: handing them to
+/// another thread would take longer. Whatever is larger does not delay what is not.
+const SMALL_BYTES: usize = 2048;
 
 /// Texts of requests larger than this are checked two at a time: a tokenizer takes up to 200 bytes
 /// for each byte of text.
@@ -34,12 +36,15 @@ pub fn turns() -> usize {
 /// Threads for all turns, and for what else may block. The allocator has a heap for each.
 pub fn blocking_threads() -> usize {
     const OTHERS: usize = 4;
-    // Bodies are read, prompts tokenized, small and other grammars compiled.
-    turns() * 4 + LARGE_TURNS + OTHERS
+    // Bodies are read, small messages rendered, prompts tokenized, both kinds of grammars compiled.
+    turns() * 5 + LARGE_TURNS + MAX_LOOKUPS + OTHERS
 }
 
 /// The turns of what may take long.
 pub struct Checks {
+    /// Turns at small messages. No time bounds a chat template, which compares texts of any length
+    /// in one instruction: the async threads do not wait for it.
+    rendering: Gate,
     tokenizing: Gate,
     /// Turns at large requests: those that are not do not wait for them.
     large: Gate,
@@ -54,6 +59,7 @@ impl Default for Checks {
     fn default() -> Self {
         let few = (turns() / 2).max(1);
         Self {
+            rendering: Gate::new(turns()),
             tokenizing: Gate::new(turns()),
             large: Gate::new(LARGE_TURNS),
             small_grammars: Gate::new(few),
@@ -75,16 +81,14 @@ impl Checks {
         // One that is asked for again, at another conductor, has the same tokens.
         let key = &request.idempotency_key;
         let seed = if key.is_empty() { random_u64() } else { keyed::seed(key) };
-        let bytes = request.encoded_len();
+        let gate = self.gate(&request);
         let tokenize = {
             let model = Arc::clone(model);
             move || model.with_grammar(model.tokenized(request, limits, seed)?, Effort::Known)
         };
-        let mut checked = if bytes <= TOKENIZE_INLINE_BYTES {
-            tokenize()?
-        } else {
-            let gate = if bytes <= LARGE_BYTES { &self.tokenizing } else { &self.large };
-            in_turn(gate, client, shutdown, tokenize).await?
+        let mut checked = match gate {
+            Some(gate) => in_turn(gate, client, shutdown, tokenize).await?,
+            None => tokenize()?,
         };
         for (gate, effort) in [(&self.small_grammars, Effort::Small), (&self.grammars, Effort::Full)] {
             match checked {
@@ -100,6 +104,18 @@ impl Checks {
             Grammared::Checked(checked) => Ok(*checked),
             Grammared::Costly(_) => Err(failed()),
         }
+    }
+
+    /// Where a request waits to be tokenized; `None` if it is tokenized on the spot.
+    fn gate(&self, request: &v1::GenerateRequest) -> Option<&Gate> {
+        let bytes = request.encoded_len();
+        if bytes > LARGE_BYTES {
+            return Some(&self.large);
+        }
+        if bytes > SMALL_BYTES {
+            return Some(&self.tokenizing);
+        }
+        matches!(request.prompt, Some(Prompt::Messages(_))).then_some(&self.rendering)
     }
 }
 
@@ -151,7 +167,8 @@ mod tests {
     async fn tokenizing_and_grammar_compiling_do_not_block_each_other() {
         let model = Arc::new(model());
         let one = || Gate::new(1);
-        let checks = Checks { tokenizing: one(), large: one(), small_grammars: one(), grammars: one() };
+        let checks =
+            Checks { rendering: one(), tokenizing: one(), large: one(), small_grammars: one(), grammars: one() };
         let limits = SequenceLimits { sequence: 5000, prompt: 4999, prompt_soon: 4999, context_length: 5000, ..LIMITS };
         let shutdown = Shutdown::new();
         let check = async |bytes, form| {
@@ -179,5 +196,29 @@ mod tests {
         assert!(check(3000, form()).await.is_some_and(|it| it.unwrap().sampling.grammar.is_some()));
         let _compiling = checks.small_grammars.turn(Client).await;
         assert!(check(10, regex("[a-z]+")).await.is_some_and(|it| it.unwrap_err().to_string().contains("going down")));
+    }
+
+    #[tokio::test]
+    async fn messages_are_never_rendered_on_the_async_threads() {
+        let model = Arc::new(model());
+        let checks = Checks { rendering: Gate::new(1), ..Checks::default() };
+        let shutdown = Shutdown::new();
+        let check = async |request| {
+            let checking = checks.check(&model, Client, request, LIMITS, &shutdown);
+            tokio::time::timeout(Duration::from_millis(500), checking).await.ok()
+        };
+        let messages = || {
+            let message = v1::ChatMessage { role: "user".into(), content: "x".into(), ..Default::default() };
+            let prompt = v1::MessagesPrompt { messages: vec![message], ..Default::default() };
+            v1::GenerateRequest { prompt: Some(Prompt::Messages(prompt)), ..Default::default() }
+        };
+        // A template that does not end.
+        let rendering = checks.rendering.turn(Client).await;
+        assert!(check(messages()).await.is_none());
+        let ids = v1::TokenIds { ids: vec![1] };
+        let ids = v1::GenerateRequest { prompt: Some(Prompt::TokenIds(ids)), ..Default::default() };
+        assert!(check(text("x")).await.is_some_and(|it| it.is_ok()) && check(ids).await.is_some_and(|it| it.is_ok()));
+        drop(rendering);
+        assert!(check(messages()).await.is_some_and(|it| it.is_ok()));
     }
 }

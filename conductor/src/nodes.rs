@@ -1,14 +1,17 @@
 //! Sessions with the nodes: dial, greet, take in what they report.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use axum::http::Uri;
 use baton_intake::CountedChannel;
 use baton_proto::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION, check_protocol_version, v1};
 use baton_runtime::{Clock, error_chain, within};
 use baton_types::{ConductorId, ErrorKind, Generation, NodeId, NodeInfo, NodeStart, Refused};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Endpoint;
@@ -32,6 +35,39 @@ const STILL_THERE: Duration = Duration::from_millis(300);
 
 /// Nodes that may be dialled at once: who only says that it is a node is not one yet.
 const MAX_DIALS: usize = 256;
+
+/// Names of nodes' hosts that are looked up at once. The system's look-up holds a thread as long as
+/// it likes, also if nothing waits for it any more.
+pub(crate) const MAX_LOOKUPS: usize = 32;
+
+static LOOKUPS: Lookups = Lookups(Semaphore::const_new(MAX_LOOKUPS));
+
+struct Lookups(Semaphore);
+
+impl Lookups {
+    /// Looks up, in its turn, where a host listens.
+    async fn find(
+        &'static self,
+        look_up: impl FnOnce() -> io::Result<Vec<SocketAddr>> + Send + 'static,
+    ) -> io::Result<Vec<SocketAddr>> {
+        // Closed only with the process.
+        let turn = self.0.acquire().await.map_err(io::Error::other)?;
+        let found = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            look_up()
+        });
+        found.await.map_err(io::Error::other)?
+    }
+}
+
+/// Where the host of an address listens.
+async fn looked_up(address: &Uri) -> io::Result<Vec<SocketAddr>> {
+    let host = format!("{}:{}", address.host().unwrap_or_default(), address.port_u16().unwrap_or(80));
+    match host.parse() {
+        Ok(numeric) => Ok(vec![numeric]),
+        Err(_) => LOOKUPS.find(move || Ok(host.to_socket_addrs()?.collect())).await,
+    }
+}
 
 struct Session {
     generation: Generation,
@@ -188,11 +224,24 @@ impl NodeSessions {
     pub async fn client(address: &str) -> Result<v1::node_client::NodeClient<CountedChannel>, SessionError> {
         let unreachable = |reason: String| SessionError::Unreachable { address: address.to_owned(), reason };
         let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|error| unreachable(error.to_string()))?;
-        let endpoint = endpoint.connect_timeout(GREETING_TIMEOUT).tcp_nodelay(true);
-        let endpoint = endpoint.http2_keep_alive_interval(Duration::from_secs(5)).keep_alive_while_idle(true);
-        let channel = endpoint.connect().await.map_err(|error| unreachable(error_chain(&error)))?;
-        let client = v1::node_client::NodeClient::new(CountedChannel::from(channel));
-        Ok(client.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES))
+        let found = looked_up(endpoint.uri()).await.map_err(|error| unreachable(error_chain(&error)))?;
+        let mut reason = "its name has no address".to_owned();
+        for listens in &found {
+            let endpoint = Endpoint::from_shared(format!("http://{listens}"));
+            let endpoint = endpoint.map_err(|error| unreachable(error.to_string()))?;
+            // One address that drops everything leaves time for the next.
+            let endpoint = endpoint.connect_timeout(GREETING_TIMEOUT / found.len() as u32).tcp_nodelay(true);
+            let endpoint = endpoint.http2_keep_alive_interval(Duration::from_secs(5)).keep_alive_while_idle(true);
+            match endpoint.connect().await {
+                Ok(channel) => {
+                    let client = v1::node_client::NodeClient::new(CountedChannel::from(channel));
+                    let client = client.max_decoding_message_size(MAX_MESSAGE_BYTES);
+                    return Ok(client.max_encoding_message_size(MAX_MESSAGE_BYTES));
+                }
+                Err(error) => reason = error_chain(&error),
+            }
+        }
+        Err(unreachable(reason))
     }
 }
 
@@ -431,5 +480,24 @@ pub(crate) mod tests {
         assert_eq!(sessions.register(info("p0", 1)).err().unwrap().kind, ErrorKind::Overloaded);
         drop(dials);
         assert!(sessions.register(info("p0", 1)).unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn slow_look_up_keeps_its_place_after_its_caller_has_left() {
+        static LOOKUPS: Lookups = Lookups(Semaphore::const_new(1));
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let slow = LOOKUPS.find(move || {
+            let _ = ended.recv();
+            Ok(Vec::new())
+        });
+        let soon = Duration::from_millis(50);
+        assert!(tokio::time::timeout(soon, slow).await.is_err());
+        let mut next = Box::pin(LOOKUPS.find(|| Ok(vec![([127, 0, 0, 1], 7).into()])));
+        assert!(tokio::time::timeout(soon, &mut next).await.is_err(), "the first one still holds a thread");
+        // An address that is no name needs none.
+        let numeric = looked_up(&"http://[::1]:7".parse().unwrap()).await.unwrap();
+        assert_eq!(numeric, ["[::1]:7".parse().unwrap()]);
+        drop(end);
+        assert_eq!(next.await.unwrap(), [([127, 0, 0, 1], 7).into()]);
     }
 }

@@ -11,7 +11,7 @@ use baton_runtime::{Phase, Waited, within};
 use baton_scheduler::{OutputToken, RequestCore, RequestEffect, RequestError, RequestNote};
 use baton_text::Tokenizer;
 use baton_types::{
-    Attempt, FinishReason, NodeId, NodeInfo, NodeRole, PrefillJob, Refused, RequestKey, Slo, Tbt, TokenId,
+    Attempt, ErrorKind, FinishReason, NodeId, NodeInfo, NodeRole, PrefillJob, Refused, RequestKey, Slo, Tbt, TokenId,
     TokenLogprobs, Ttft,
 };
 use futures::FutureExt;
@@ -435,6 +435,9 @@ impl Relay {
                 tracing::warn!(%request, attempt = attempt.0, reason = %why, "placing the request again");
                 metrics.on_retry();
                 self.record.failed(&why);
+                if why.kind() == ErrorKind::DataLoss {
+                    self.forget_prefix();
+                }
             }
             RequestNote::GrantRefused { from, to, refused } => {
                 metrics.on_grant_refused(to.is_some());
@@ -460,6 +463,14 @@ impl Relay {
                 tracing::info!(%request, attempt, %reason, "a prefix could not be fetched and is computed");
             }
         }
+    }
+
+    /// What is cached of the prompt is no good: the nodes that have it forget it, whichever of them
+    /// it was fetched from.
+    fn forget_prefix(&self) {
+        let block_hashes = baton_proto::hashes_to_bytes(&self.core.job().block_hashes);
+        let forget = v1::ForgetPrefixCommand { block_hashes };
+        self.frontend.nodes.send_all(&Command::ForgetPrefix(forget));
     }
 
     /// Who cannot be told is not told again.

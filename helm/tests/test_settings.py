@@ -66,7 +66,11 @@ CASES += [
         {
             "engine": "mock",
             "conductor": {"settings": {"max_wait_ms": "off", "cors_origins": ["https://a"], "grace_s": 2.5, "max_body_bytes_total": 1 << 35}},
-            "decode": {"settings": {"cache_bytes": 1 << 40, "log": "debug"}, "shm": {"enabled": True}},
+            "decode": {
+                "settings": {"cache_bytes": 1 << 40, "log": "debug"},
+                "resources": {"limits": {"memory": "2Ti"}},
+                "shm": {"enabled": True},
+            },
             "model": {"name": "a name", "chatTemplate": "{{ messages }}"},
         },
     ),

@@ -110,7 +110,7 @@ class Roles(unittest.TestCase):
                 self.assertEqual(mount(workload, "v"), "/v")
                 self.assertEqual(spec["initContainers"][-1]["name"], "i")
                 self.assertEqual((one["image"], one["imagePullPolicy"]), ("other:7", "Always"))
-                # A limit of memory that is not set is the request.
+                # A limit of memory that is not set is the request, if that is a gibibyte or more.
                 self.assertEqual(one["resources"]["limits"], {"cpu": 3, "memory": one["resources"]["requests"]["memory"]})
                 self.assertEqual(spec["securityContext"]["supplementalGroups"], [5])
                 self.assertEqual(one["securityContext"]["runAsUser"], 7)
@@ -398,7 +398,18 @@ class Conductors(unittest.TestCase):
         etcd = of(render(etcd__bundled=own), "StatefulSet", "baton-etcd")
         self.assertEqual(etcd["spec"]["template"]["metadata"]["annotations"], {"a": "b"})
         self.assertEqual((pod(etcd)["securityContext"]["runAsUser"], pod(etcd)["securityContext"]["fsGroup"]), (7, 10001))
-        self.assertEqual((container(etcd)["securityContext"]["runAsGroup"], container(etcd)["resources"]["limits"]), (8, {"cpu": 1}))
+        self.assertEqual((container(etcd)["securityContext"]["runAsGroup"], container(etcd)["resources"]["limits"]), (8, {"cpu": 1, "memory": "1Gi"}))
+
+    def test_limit_of_memory_that_is_not_set_is_the_request_but_a_gibibyte(self):
+        quantities = {"128Mi": "1Gi", "1023Mi": "1Gi", "1.5Gi": "1.5Gi", "2G": "2G", "900M": "1Gi", "5368709120": "5368709120", "64k": "1Gi"}
+        for request, limit in quantities.items():
+            asked = {"resources": {"requests": {"memory": request}}}
+            rendered = render(conductor=asked, prefill=asked, decode=asked, etcd__bundled=asked)
+            for one in [*chart.roles(rendered), of(rendered, "StatefulSet", "baton-etcd")]:
+                with self.subTest(request=request, component=chart.component(one)):
+                    self.assertEqual(container(one)["resources"]["limits"]["memory"], limit)
+        own = render(conductor__resources={"requests": {"memory": "128Mi"}, "limits": {"memory": "256Mi"}})
+        self.assertEqual(container(of(own, "Deployment"))["resources"]["limits"]["memory"], "256Mi")
 
     def test_external_etcd(self):
         external = {

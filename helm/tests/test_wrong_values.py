@@ -113,6 +113,11 @@ WRONG_TOGETHER = [
     ({"prefill": {"hostNetwork": True}}, "networkPolicy.nodes"),
     ({"decode": {"groups": {"a": {"ssd": {"enabled": True}}}}}, "decode.groups.a.ssd.volume"),
     ({"decode": {"settings": {"transport": "rdma"}}}, "decode.rdma.enabled"),
+    ({"decode": {"settings": {"cache_bytes": (3 << 30) + 1}}}, "decode.settings.cache_bytes"),
+    (
+        {"prefill": {"groups": {"a": {"settings": {"cache_bytes": 1}, "resources": {"limits": {"memory": "1Gi"}}}}}},
+        "prefill.groups.a.settings.cache_bytes",
+    ),
     ({"conductor": {"terminationGracePeriodSeconds": 130}}, "conductor.terminationGracePeriodSeconds"),
     ({"decode": {"terminationGracePeriodSeconds": 60}}, "decode.terminationGracePeriodSeconds"),
     ({"decode": {"groups": {"a": {"terminationGracePeriodSeconds": 60}}}}, "decode.groups.a.terminationGracePeriodSeconds"),

@@ -4,11 +4,12 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use axum::http::{HeaderMap, header};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use baton_api::{Answer, BadRequest, Call, Chunk, FieldNames};
-use baton_intake::Reservation;
+use baton_intake::{Exhausted, Reservation};
 use baton_proto::v1;
 use baton_proto::v1::generate_response::Event;
 use baton_types::RequestId;
@@ -90,7 +91,27 @@ async fn answer(
     if !answer.is_whole() {
         return Err(HttpError::cut_off());
     }
-    Ok(([(header::CONTENT_TYPE, "application/json")], answer.body()).into_response())
+    counted_json(answer.body().into_bytes(), kept).map_err(|_| HttpError::too_long_to_keep())
+}
+
+/// The body of an answer, and what it has of the budget. The server drops it once its bytes are
+/// written to the connection: a client may leave it unread.
+struct CountedBody {
+    bytes: Vec<u8>,
+    _kept: Reservation,
+}
+
+impl AsRef<[u8]> for CountedBody {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// An answer of JSON that counts until the client has read it.
+pub(super) fn counted_json(body: Vec<u8>, mut kept: Reservation) -> Result<Response, Exhausted> {
+    kept.resize(body.len())?;
+    let body = Bytes::from_owner(CountedBody { bytes: body, _kept: kept });
+    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
 /// Empty is none.
@@ -167,4 +188,33 @@ fn sse_event(Chunk { event, data }: Chunk) -> SseEvent {
     // The name first: readers of lines go by it.
     let named = event.map_or_else(SseEvent::default, |name| SseEvent::default().event(name));
     named.data(data)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::to_bytes;
+    use baton_intake::Budget;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn whole_answer_counts_until_its_bytes_are_dropped() {
+        let budget = Budget::new(100);
+        let mut kept = budget.reserve();
+        kept.grow(70).unwrap();
+        let answer = counted_json(vec![b'1'; 40], kept).unwrap();
+        let has_room = |bytes| budget.reserve().fits(bytes);
+        assert!(has_room(45) && !has_room(46), "what it took while it was made is given back");
+        // The server has the whole of the body, and has not written it.
+        let body = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
+        assert!(body.len() == 40 && !has_room(46));
+        drop(body);
+        assert!(has_room(75));
+    }
+
+    #[test]
+    fn answer_without_room_for_its_body_is_refused() {
+        let budget = Budget::new(100);
+        assert!(counted_json(vec![0; 76], budget.reserve()).is_err());
+    }
 }

@@ -29,7 +29,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use self::answer::serve;
+use self::answer::{counted_json, serve};
 use self::error::{ANTHROPIC_VERSION, HttpError};
 use self::warnings::{WARNING, WarningLog};
 use crate::checks::turns;
@@ -49,6 +49,8 @@ const REFERRED_COPIES: usize = 2;
 
 /// Memory of a token of an answer to `/tokenize`: its id, and its text.
 const ANSWERED_TOKEN_BYTES: usize = 256;
+/// Memory of a byte of an answer to `/detokenize`: up to three as text, and up to six as JSON.
+const ANSWERED_TEXT_COPIES: usize = 9;
 
 /// Memory of the responses that are kept, and how long one is.
 const MAX_KEPT_BYTES: usize = 64 << 20;
@@ -299,11 +301,12 @@ async fn tokenize(State(shared): State<Shared>, body: Body) -> Result<Response, 
     let (tokens, max_model_len) = tokens_of(&shared, model, prompt, TokenizeRequest::FIELDS).await?;
     reserve(&mut taken_in, tokens.len() * ANSWERED_TOKEN_BYTES)?;
     let texts = wants_texts.then(|| tokens.iter().map(|token| shared.decode(&[*token])).collect());
-    Ok(shared.with_warnings(&warnings, Json(tokenized(&tokens, max_model_len, texts))))
+    let body = tokenized(&tokens, max_model_len, texts).to_string();
+    Ok(shared.with_warnings(&warnings, shared.counted(body)?))
 }
 
-async fn detokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Value>, HttpError> {
-    let (request, _, _taken_in) = read::<DetokenizeRequest, _>(body, Ok).await?;
+async fn detokenize(State(shared): State<Shared>, body: Body) -> Result<Response, HttpError> {
+    let (request, _, mut taken_in) = read::<DetokenizeRequest, _>(body, Ok).await?;
     let unknown = |error: GenerateError| HttpError::of(&error, TokenizeRequest::FIELDS);
     shared.frontend.model.check_model(&request.model).map_err(unknown)?;
     let size = shared.frontend.model.tokenizer.vocab_size();
@@ -311,8 +314,10 @@ async fn detokenize(State(shared): State<Shared>, body: Body) -> Result<Json<Val
         let problem = format!("{id}, but the vocabulary has {size} tokens");
         return Err(BadRequest { param: format!("tokens[{position}]"), problem }.into());
     }
-    shared.check_text(&request.tokens)?;
-    Ok(Json(json!({ "prompt": shared.decode(&request.tokens) })))
+    let bytes = shared.check_text(&request.tokens)?;
+    reserve(&mut taken_in, bytes * ANSWERED_TEXT_COPIES)?;
+    let body = json!({ "prompt": shared.decode(&request.tokens) }).to_string();
+    shared.counted(body)
 }
 
 /// Reads a body and makes something of it, of a long one not on the async threads; also gives what
@@ -411,14 +416,19 @@ impl Shared {
         response
     }
 
-    /// Refuses tokens whose text is longer than any prompt.
-    fn check_text(&self, tokens: &[u32]) -> Result<(), BadRequest> {
+    /// An answer that counts until its client has read it.
+    fn counted(&self, body: String) -> Result<Response, HttpError> {
+        Ok(counted_json(body.into_bytes(), self.answers.reserve()).map_err(|_| BodyError::NoRoom)?)
+    }
+
+    /// Refuses tokens whose text is longer than any prompt; gives its bytes.
+    fn check_text(&self, tokens: &[u32]) -> Result<usize, BadRequest> {
         let model = &self.frontend.model;
         let bytes = |&token: &u32| model.tokenizer.token_bytes(token).map_or(0, <[u8]>::len);
         let all = tokens.iter().map(bytes).sum::<usize>();
         let most = model.max_prompt_bytes;
         if all <= most {
-            return Ok(());
+            return Ok(all);
         }
         let problem = format!("a text of {all} bytes, but at most {most} are given");
         Err(BadRequest { param: "tokens".to_owned(), problem })

@@ -71,6 +71,25 @@ pub async fn internal_failure_of_a_node_ends_the_request() {
     w.ends().await;
 }
 
+pub async fn prefix_that_spoils_a_request_is_forgotten_at_every_node() {
+    let mut w = World::with(&["p0", "p1", "d0"]).await;
+    let mut answer = w.generate(request("a prompt of more than one block of tokens", 2)).await;
+    let first = w.job().await;
+    w.node(&first.node).failed(first.key, ErrorKind::DataLoss);
+    let forgets = |command: &Command| match command {
+        Command::ForgetPrefix(forget) => Some(forget.block_hashes.len()),
+        _ => None,
+    };
+    let second = w.job().await;
+    for node in ["p0", "p1", "d0"] {
+        assert_eq!(w.node(node).hears("to forget it", forgets).await, 2 * 16, "two blocks: {node}");
+    }
+    w.node(&second.node).computes(second.key, 'a');
+    w.node("d0").last_token(second.key, 1, 'b');
+    answer.end().await.unwrap();
+    w.ends().await;
+}
+
 pub async fn decode_node_that_fails_is_replaced() {
     let mut w = World::with(&["p0", "d0", "d1"]).await;
     let mut answer = w.generate(request("hi", 2)).await;

@@ -74,6 +74,7 @@ stories! {
         job_for_full_session_goes_to_another_node,
         failure_in_mid_stream_is_reported_over_http,
         internal_failure_of_a_node_ends_the_request,
+        prefix_that_spoils_a_request_is_forgotten_at_every_node,
         decode_node_that_fails_is_replaced,
         contradicted_token_ends_the_request,
         request_without_progress_is_ended,

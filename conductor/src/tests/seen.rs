@@ -47,6 +47,7 @@ const COMMANDS: &[&str] = &[
     "Command::Drain",
     "Command::Settings",
     "Command::Leader",
+    "Command::ForgetPrefix",
 ];
 
 fn command_name(command: &Command) -> &'static str {
@@ -61,6 +62,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::Drain(_) => "Command::Drain",
         Command::Settings(_) => "Command::Settings",
         Command::Leader(_) => "Command::Leader",
+        Command::ForgetPrefix(_) => "Command::ForgetPrefix",
     }
 }
 

@@ -1,18 +1,21 @@
 //! The store's folder. Others may have been there before: nothing of theirs is followed, emptied or
 //! written to.
 
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, File, read_link};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open, openat};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, lstat, open, openat};
 use rustix::process::geteuid;
 
 use crate::StoreError;
 
 /// What the group and all others may do to a file or a folder.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
+
+/// Links that lead to links that are looked at.
+const MAX_LINKS: usize = 8;
 
 /// An open folder of this user's, that no other may write to. What is opened in it is in this
 /// folder, whatever takes the place of its name.
@@ -28,6 +31,9 @@ impl Folder {
     pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
         // Without a slash at its end, which would follow a link.
         let path: PathBuf = path.components().collect();
+        if let Some(parent) = path.parent() {
+            check_links(parent, MAX_LINKS)?;
+        }
         let created = DirBuilder::new().recursive(true).mode(0o700).create(&path);
         created.map_err(|error| StoreError::io("create folder", &path, &error))?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -66,6 +72,26 @@ impl Folder {
         check_owner(&path, &status)?;
         Ok(file.into())
     }
+}
+
+/// Refuses a path on which another user's link lies: that user may let it lead anywhere. Links of
+/// this user and of root, as `/var/run`, are followed.
+fn check_links(path: &Path, links: usize) -> Result<(), StoreError> {
+    for part in path.ancestors() {
+        // What is missing is created.
+        let Ok(status) = lstat(part) else { continue };
+        if FileType::from_raw_mode(status.st_mode) != FileType::Symlink {
+            continue;
+        }
+        let owner = status.st_uid;
+        if links == 0 || (owner != 0 && owner != geteuid().as_raw()) {
+            let problem = format!("it is a symbolic link of user {owner}: name the folder that it leads to");
+            return Err(StoreError::foreign(part, problem));
+        }
+        let target = read_link(part).map_err(|error| StoreError::io("read", part, &error))?;
+        check_links(&part.parent().unwrap_or(Path::new("")).join(target), links - 1)?;
+    }
+    Ok(())
 }
 
 fn status(path: &Path, file: impl AsFd) -> Result<Stat, StoreError> {

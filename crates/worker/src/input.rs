@@ -1,9 +1,11 @@
 //! What a node's loop takes in, from wherever it comes.
 
+use std::sync::Arc;
+
 use baton_proto::v1;
 use baton_types::{
-    ConductorId, GrantId, GrantRequest, Handoff, LeaseRelease, LeaseRequest, Load, NodeStart, PrefillJob, Refused,
-    RequestKey, Reselect,
+    BlockHash, ConductorId, GrantId, GrantRequest, Handoff, LeaseRelease, LeaseRequest, Load, NodeStart, PrefillJob,
+    Refused, RequestKey, Reselect,
 };
 use tokio::sync::oneshot;
 
@@ -26,6 +28,8 @@ pub enum Input<E> {
     KvSnapshot(ConductorId),
     /// Free what is cached and not in use.
     ClearCache,
+    /// These blocks, and those that follow them, are no good.
+    ForgetPrefix(Arc<[BlockHash]>),
     /// Ask this decode node for room, in place of one that refused.
     Reselect(Reselect),
     /// That start of another node is gone.
@@ -72,5 +76,5 @@ pub struct IntegrityReport {
 }
 
 baton_scheduler::named!(Input<E>:
-    SessionOpened, SessionClosed, KvSnapshot, ClearCache, Reselect, NodeLost, Prefill, Abort, Grant,
+    SessionOpened, SessionClosed, KvSnapshot, ClearCache, ForgetPrefix, Reselect, NodeLost, Prefill, Abort, Grant,
     ReleaseGrant, Lease, ReleaseLease, Handoff, CheckIntegrity, Engine, Fetch, SsdRead, Ssd, Drain, Undrain, Role);

@@ -12,6 +12,7 @@ use baton_engine::{CpuEngine, CpuOptions, Engine, EngineError, KvArena, KvCapaci
 use baton_formats::{ModelFile, model_name};
 use baton_grammar::GrammarCompiler;
 use baton_intake::{Budget, Intake, take_in};
+use baton_memory::{keep_little_freed_memory, return_freed_memory};
 use baton_profile::ModelProfile;
 use baton_proto::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES, v1};
 use baton_runtime::serve::Protocol;
@@ -21,7 +22,7 @@ use baton_runtime::{
     Clock, Drain, Phase, Shutdown, Signals, SystemClock, TaskSet, Telemetry, available_memory, default_cache_bytes,
     error_chain, model_bytes, new_generation, random_u64,
 };
-use baton_scheduler::{InvalidConfig, ModelConfig, REPORT_INTERVAL};
+use baton_scheduler::{InvalidConfig, MAX_STORES, ModelConfig, REPORT_INTERVAL};
 use baton_text::Tokenizer;
 use baton_transfer_engine::{
     ArrivalReceiver, FakeNetwork, SegmentDescriptor, SegmentId, TransferConfig, TransferEngine, TransferError,
@@ -46,6 +47,7 @@ use crate::readiness::{Readiness, Ready};
 use crate::register::{Name, names, start_registration};
 use crate::service::NodeService;
 use crate::sessions::Sessions;
+use crate::ssd::MAX_LOADS;
 use crate::transfer::TransferView;
 
 /// Inputs that may wait for the loop; senders wait in front of it.
@@ -61,6 +63,12 @@ const GRACES: RangeInclusive<f64> = 0.0..=24.0 * 3600.0;
 const STEP_TIMEOUTS: RangeInclusive<f64> = 3.0..=3600.0;
 /// How long tasks may take to end once they are asked to.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Threads that may block: blocks are read from the SSD and written to it, names looked up, a model
+/// loaded.
+const BLOCKING_THREADS: usize = MAX_LOADS + MAX_STORES + 32;
+/// How often it is looked whether much memory was freed, and how much that is.
+const RETURN_INTERVAL: Duration = Duration::from_secs(2);
+const RETURNED_BYTES: usize = 8 << 20;
 
 /// What a role is built from.
 pub struct NodeParts<E> {
@@ -97,9 +105,11 @@ pub struct NodeParts<E> {
 /// # Errors
 /// A setting cannot be used, or the node failed.
 pub fn run<R: Role>(settings: Settings) -> anyhow::Result<()> {
+    keep_little_freed_memory();
     init_logs(settings.log_format, &settings.log)?;
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().thread_name("node").build()?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.worker_threads(2).enable_all().thread_name("node").max_blocking_threads(BLOCKING_THREADS);
+    let runtime = runtime.build()?;
     let served = runtime.block_on(serve::<R>(settings));
     // What hangs in a driver, or on a disk, does not keep the process.
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
@@ -279,7 +289,9 @@ async fn serve_role<R: Role>(
         away: NotReady::default(),
         metrics,
     };
-    start_grpc(service, ports.grpc, &tasks, readiness.clone()).await?;
+    let messages = Budget::new(MESSAGE_BYTES);
+    start_returning(messages.clone(), service.sessions.clone(), &tasks);
+    start_grpc(service, ports.grpc, &tasks, readiness.clone(), messages).await?;
     crate::http::start(ports.http, telemetry, readiness, &tasks)?;
     start_loop(node_loop, &tasks);
     for conductor in checked.conductors {
@@ -594,6 +606,7 @@ async fn start_grpc<E: Send + 'static>(
     listener: TcpListener,
     tasks: &TaskSet,
     readiness: Readiness,
+    messages: Budget,
 ) -> anyhow::Result<()> {
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<v1::node_server::NodeServer<NodeService<E>>>().await;
@@ -606,7 +619,7 @@ async fn start_grpc<E: Send + 'static>(
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let descriptors =
         [FILE_DESCRIPTORS, tonic_health::pb::FILE_DESCRIPTOR_SET, tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET];
-    let intake = Arc::new(Intake::new(&descriptors.concat(), Budget::new(MESSAGE_BYTES), decoded_bytes)?);
+    let intake = Arc::new(Intake::new(&descriptors.concat(), messages, decoded_bytes)?);
     let services = Routes::new(service).add_service(health_service).add_service(reflection).into_axum_router();
     let routes = Routes::from(services.layer(from_fn_with_state(intake, take_in))).prepare();
     crate::http::port("grpc", listener, Protocol::Http2).serve(routes, tasks);
@@ -676,6 +689,24 @@ fn start_upkeep(telemetry: Telemetry, tasks: &TaskSet) {
             tokio::select! {
                 () = baton_runtime::sleep(Telemetry::UPKEEP_INTERVAL) => telemetry.upkeep(),
                 () = end.cancelled() => return Ok::<(), anyhow::Error>(()),
+            }
+        }
+    });
+}
+
+/// Gives memory back to the system once much of it was freed: of messages of peers, and of what
+/// conductors left unread.
+fn start_returning(messages: Budget, sessions: Sessions, tasks: &TaskSet) {
+    let end = tasks.clone();
+    tasks.spawn("freed memory", async move {
+        loop {
+            tokio::select! {
+                () = baton_runtime::sleep(RETURN_INTERVAL) => {}
+                () = end.cancelled() => return Ok::<(), anyhow::Error>(()),
+            }
+            if messages.freed() + sessions.freed() >= RETURNED_BYTES {
+                // It takes milliseconds, and tells nothing.
+                drop(tokio::task::spawn_blocking(return_freed_memory));
             }
         }
     });

@@ -3,7 +3,9 @@
 use std::time::Instant;
 
 use baton_scheduler::{DecodeCore, IntegrityError, KvEventBatch, PrefillCore, StepId, StepOutput, TieredCore};
-use baton_types::{ConductorId, LeaseRelease, LeaseRequest, NodeStart, PrefillJob, Refused, RequestKey, TokenId};
+use baton_types::{
+    BlockHash, ConductorId, LeaseRelease, LeaseRequest, NodeStart, PrefillJob, Refused, RequestKey, TokenId,
+};
 
 /// Declares the trait, and implements it by the methods of the same names that both cores have.
 macro_rules! node_core {
@@ -35,6 +37,7 @@ node_core! {
     on_drain(now: Instant);
     on_undrain(now: Instant);
     clear_cache();
+    forget_blocks(hashes: &[BlockHash]);
     on_lease_request(now: Instant, request: LeaseRequest);
     on_release_lease(now: Instant, release: LeaseRelease);
     on_step_done(now: Instant, step: StepId, result: Result<Vec<StepOutput>, Refused>);

@@ -178,6 +178,9 @@ fn input<E>(
         Command::Abort(key) => Input::Abort(key.try_into()?),
         Command::KvSnapshot(_) => Input::KvSnapshot(conductor),
         Command::ClearCache(_) => Input::ClearCache,
+        Command::ForgetPrefix(forget) => {
+            Input::ForgetPrefix(baton_proto::hashes_from_bytes("block_hashes", &forget.block_hashes)?)
+        }
         Command::NodeLost(lost) => Input::NodeLost(lost.into_domain()?),
         Command::Reselect(reselect) => Input::Reselect(reselect.try_into()?),
         Command::Drain(v1::DrainCommand { draining: true }) => Input::Drain,

@@ -21,9 +21,12 @@ use tonic::Status;
 /// Messages that may wait for one conductor. One that reads slower than this loses its session, and
 /// with it its requests: it cannot be served, and must not hold up the others.
 const QUEUED_EVENTS: usize = 8192;
-/// Bytes of messages that may wait for all conductors together. If there are more, the one that has
+/// Memory of messages that may wait for all conductors together. If there is more, the one that has
 /// left most unread loses its session.
 const QUEUED_BYTES: usize = 256 << 20;
+/// Memory of a message, at most so many times what it takes on the wire: a block's hash has 20
+/// bytes there, and 88 here.
+const MEMORY_FACTOR: usize = 5;
 /// Most conductors at once.
 const MAX_SESSIONS: usize = 32;
 /// How often a conductor may name another leader, on average, and how often in a row.
@@ -58,6 +61,11 @@ pub struct EventReceiver {
 
 /// What waits for a conductor. A session that ends takes it along: its stream may stay, unread.
 type Events = Arc<Mutex<mpsc::Receiver<(usize, v1::NodeEvent)>>>;
+
+/// Memory of a message that waits.
+fn memory(event: &v1::NodeEvent) -> usize {
+    size_of::<(usize, v1::NodeEvent)>() + event.encoded_len() * MEMORY_FACTOR
+}
 
 /// What a session's stream ends with, if not in order.
 type Ending = Arc<Mutex<Option<Status>>>;
@@ -114,7 +122,7 @@ impl TryFrom<v1::NodeSettings> for Settings {
 }
 
 impl Session {
-    /// Bytes that wait.
+    /// Memory of what waits.
     fn queued(&self) -> usize {
         self.queued.load(Ordering::Relaxed)
     }
@@ -129,7 +137,7 @@ impl Session {
     /// `false`: there is no room.
     fn send(&self, event: v1::node_event::Event) -> bool {
         let event = v1::NodeEvent { event: Some(event) };
-        let bytes = event.encoded_len();
+        let bytes = memory(&event);
         self.queued.fetch_add(bytes, Ordering::Relaxed);
         self.events.try_send((bytes, event)).is_ok()
     }
@@ -142,12 +150,15 @@ struct Inner {
     /// The filter of log lines that is in force; empty: as at the start.
     log: String,
     sessions: HashMap<ConductorId, Session>,
+    /// Memory of what sessions left unread at their ends, since it was last asked for.
+    freed: usize,
 }
 
 impl Inner {
     /// Nothing that a conductor said outlasts its session, and nothing waits for it.
     fn remove(&mut self, conductor: ConductorId) -> Option<Session> {
         let session = self.sessions.remove(&conductor)?;
+        self.freed += session.queued();
         session.drop_unread();
         self.term_fence.on_gone(conductor);
         self.tell_terms();
@@ -335,6 +346,11 @@ impl Sessions {
         inner.term_fence = TermFence::default();
     }
 
+    /// Memory that was freed since it was last asked: what sessions left unread at their ends.
+    pub fn freed(&self) -> usize {
+        std::mem::take(&mut self.lock().freed)
+    }
+
     /// Whether no conductor is connected.
     pub fn is_empty(&self) -> bool {
         self.lock().sessions.is_empty()
@@ -504,7 +520,8 @@ mod tests {
     async fn queued_events_of_a_session_are_bounded_in_bytes() {
         use tokio_stream::StreamExt;
         let large = || {
-            let removed = v1::KvEvent { event: Some(v1::kv_event::Event::Removed(vec![7; QUEUED_BYTES / 4])) };
+            let bytes = vec![7; QUEUED_BYTES / 4 / MEMORY_FACTOR];
+            let removed = v1::KvEvent { event: Some(v1::kv_event::Event::Removed(bytes)) };
             v1::node_event::Event::Kv(v1::KvEvents { events: vec![removed], ..v1::KvEvents::default() })
         };
         let sessions = Sessions::default();
@@ -518,6 +535,27 @@ mod tests {
         assert!(!ended.is_cancelled(), "it reads");
         (0..6).for_each(|_| sessions.send(ConductorId(1), large()));
         assert!(ended.is_cancelled() && sessions.is_empty());
+        assert!(sessions.freed() > QUEUED_BYTES / 2 && sessions.freed() == 0, "told once");
+    }
+
+    /// What an allocation of a few bytes takes.
+    const SMALLEST: usize = 32;
+
+    #[test]
+    fn queued_events_count_at_least_the_memory_that_they_take() {
+        let kv = |event: v1::kv_event::Event| {
+            let events = vec![v1::KvEvent { event: Some(event) }; 4096];
+            v1::NodeEvent { event: Some(v1::node_event::Event::Kv(v1::KvEvents { events, ..Default::default() })) }
+        };
+        let stored = v1::KvStored { hash: vec![7; 16], parent: vec![7; 16] };
+        for (event, allocations) in
+            [(kv(v1::kv_event::Event::Removed(vec![7; 16])), 1), (kv(v1::kv_event::Event::Stored(stored)), 2)]
+        {
+            let taken = 4096 * (size_of::<v1::KvEvent>() + allocations * SMALLEST);
+            assert!((taken..taken * 2).contains(&memory(&event)), "{} for {taken}", memory(&event));
+        }
+        let step = v1::NodeEvent { event: Some(v1::node_event::Event::Step(v1::StepReport::default())) };
+        assert!(memory(&step) >= size_of::<v1::NodeEvent>());
     }
 
     #[tokio::test]

@@ -82,6 +82,7 @@ impl<E: Send + 'static> NodeShell<E> {
             Input::Drain => core.on_drain(now),
             Input::Undrain => core.on_undrain(now),
             Input::ClearCache => core.clear_cache(),
+            Input::ForgetPrefix(hashes) => core.forget_blocks(&hashes),
             Input::NodeLost(lost) => core.on_node_lost(now, &lost),
             Input::Lease(request, answer) => {
                 self.leases.ask(request.key, answer);

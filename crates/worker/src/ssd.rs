@@ -23,7 +23,7 @@ use crate::metrics::SsdMetrics;
 use crate::node::NodeParts;
 
 /// Threads that read at once. If they all wait for the disk, what it holds is computed.
-const MAX_LOADS: usize = 64;
+pub(crate) const MAX_LOADS: usize = 64;
 /// A disk that fails again and again is logged once in this time.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 

@@ -384,7 +384,7 @@ impl TestNode {
     /// What its HTTP port says at `path`, with the status line.
     pub async fn http(&self, path: &str) -> String {
         let mut stream = tokio::net::TcpStream::connect(self.http_addr()).await.expect("a port");
-        let request = format!("GET {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.expect("a request");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.expect("an answer");

@@ -164,11 +164,22 @@ securityContext:
 {{- end }}
 {{- end -}}
 
-{{/* Resources of a role's container: a limit of memory that is not set is the request, so that the process knows it. */}}
+{{/* Bytes of a quantity of memory: 1Gi, 1.5G, 1073741824. */}}
+{{- define "baton.bytes" -}}
+{{- $units := dict "" 1.0 "m" 1e-3 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 -}}
+{{- $binary := dict "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 -}}
+{{- $unit := regexFind "[KMGTP]i$|[mkMGTP]$" (toString .) -}}
+{{- mulf (trimSuffix $unit (toString .) | float64) (get (merge $units $binary) $unit) | printf "%.0f" -}}
+{{- end -}}
+
+{{/* Resources of a container of Baton or etcd. A limit of memory that is not set is the request, so that the process knows it; but 1 GiB, which any of them survives in. */}}
 {{- define "baton.resources" -}}
 {{- $resources := deepCopy (.resources | default dict) -}}
 {{- $memory := dig "requests" "memory" "" $resources -}}
 {{- if and $memory (not (dig "limits" "memory" "" $resources)) -}}
+{{- if lt (include "baton.bytes" $memory | float64) 1073741824.0 -}}
+{{- $memory = "1Gi" -}}
+{{- end -}}
 {{- $resources = mergeOverwrite $resources (dict "limits" (dict "memory" $memory)) -}}
 {{- end -}}
 {{ toYaml $resources }}

@@ -68,6 +68,13 @@
 {{- fail (printf "%s.extraEnv: %s belongs into %s.settings, which the grace period is made from" $path .name $path) -}}
 {{- end -}}
 {{- end -}}
+{{- $limit := dig "limits" "memory" "" (include "baton.resources" $block | fromYaml) -}}
+{{- $cache := dig "settings" "cache_bytes" 0 $block | float64 -}}
+{{- if and $limit $cache (not (dig "settings" "cache_blocks" 0 $block)) -}}
+{{- if gt (addf $cache 1073741824) (include "baton.bytes" $limit | float64) -}}
+{{- fail (printf "%s.settings.cache_bytes: %.0f and 1 GiB beside it are more than %s.resources.limits.memory, %s" $path $cache $path (toString $limit)) -}}
+{{- end -}}
+{{- end -}}
 {{- if and $block.autoscaling.enabled (not $v.monitoring.prometheusAddress) -}}
 {{- fail (printf "monitoring.prometheusAddress: not set, but %s.autoscaling.enabled is" $path) -}}
 {{- end -}}

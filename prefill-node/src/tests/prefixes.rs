@@ -2,6 +2,7 @@
 
 use baton_proto::v1;
 use baton_proto::v1::node_command::Command;
+use baton_proto::v1::node_event::Event;
 use baton_scheduler::LAYER_DEADLINE;
 use baton_types::{ErrorKind, FetchReport, PrefillEvent, PrefillJob, TokenId};
 use baton_worker::config::Settings;
@@ -56,12 +57,23 @@ async fn prefix_is_fetched_from_holder_and_its_lease_released() {
     a_prefix_is_fetched_from_another_node().await;
 }
 
+/// The hash of a prompt's first block, from a snapshot.
+fn first_block(event: &Event) -> Option<Vec<u8>> {
+    let Event::Kv(v1::KvEvents { snapshot: true, events, .. }) = event else { return None };
+    events.iter().find_map(|event| match &event.event {
+        Some(v1::kv_event::Event::Stored(stored)) if stored.parent.is_empty() => Some(stored.hash.clone()),
+        _ => None,
+    })
+}
+
 pub(super) async fn a_prefix_that_is_gone_is_computed() {
     let world = World::default();
-    let (holder, at_holder, expected) = holder(&world).await;
+    let (holder, mut at_holder, expected) = holder(&world).await;
     let reader = start(&world, settings("p1")).await;
     let mut session = reader.session(7).await;
-    at_holder.send(Command::ClearCache(v1::ClearCacheCommand {})).await;
+    at_holder.send(Command::KvSnapshot(v1::KvSnapshotRequest {})).await;
+    let block_hashes = at_holder.find(|event| first_block(&event)).await;
+    at_holder.send(Command::ForgetPrefix(v1::ForgetPrefixCommand { block_hashes })).await;
     holder.load_is("an empty cache", |load| load.blocks_cached == 0).await;
     session.submit(&fetching(2, &holder, 1)).await;
     let (report, token) = fetched(&mut session, 2).await;

@@ -73,6 +73,7 @@ fn command(bytes: &[u8]) -> Option<()> {
         }
         Command::Abort(key) => d::RequestKey::try_from(key).map(drop).ok(),
         Command::KvSnapshot(_) | Command::ClearCache(_) | Command::Drain(_) | Command::Leader(_) => Some(()),
+        Command::ForgetPrefix(forget) => hashes_from_bytes("block_hashes", &forget.block_hashes).map(drop).ok(),
         Command::Settings(settings) => settings.log.parse::<baton_runtime::telemetry::LogFilter>().map(drop).ok(),
         Command::NodeLost(lost) => lost.into_domain().map(drop).ok(),
         Command::Reselect(reselect) => d::Reselect::try_from(reselect).map(drop).ok(),

@@ -1,7 +1,7 @@
 //! What a store finds in its folder when it is opened, and what it says if it cannot be.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::{PermissionsExt, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
 
 use baton_kv_store::{KvStore, ReadOutcome, Recovery, StoreError, StoreOptions};
@@ -201,6 +201,30 @@ fn store_folder_that_is_a_link_is_refused_and_what_it_leads_to_is_left() {
     for spelled in ["link", "link/", "link/.", "link//"] {
         let told = refused(&root.path().join(spelled), &link);
         assert!(told.ends_with("it is a symbolic link: name the folder that it leads to"), "{told}");
+    }
+    assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
+}
+
+#[test]
+fn store_folder_behind_a_link_of_another_user_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let victim = root.path().join("victim");
+    fs::create_dir(&victim).unwrap();
+    let link = root.path().join("link");
+    symlink(&victim, &link).unwrap();
+    // A link of our own that leads through it.
+    let ours = root.path().join("ours");
+    symlink("link/deeper", &ours).unwrap();
+    fs::create_dir(victim.join("deeper")).unwrap();
+    drop(open(&ours.join("kv"), &with_slots(&SMALL, SLOTS)));
+    fs::remove_dir_all(victim.join("deeper")).unwrap();
+    if lchown(&link, Some(12_345), None).is_err() {
+        // Only root can give a link away.
+        return;
+    }
+    for spelled in ["link/kv", "link/a/b/kv", "link/../kv", "ours/kv"] {
+        let told = refused(&root.path().join(spelled), &link);
+        assert!(told.ends_with("it is a symbolic link of user 12345: name the folder that it leads to"), "{told}");
     }
     assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
 }

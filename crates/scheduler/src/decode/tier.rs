@@ -11,7 +11,7 @@
 use std::time::Instant;
 
 use baton_kv_cache::BlockPool;
-use baton_types::{ErrorKind, Refused, RequestKey};
+use baton_types::{BlockHash, ErrorKind, Refused, RequestKey};
 
 use super::sequence::Phase;
 use super::{DecodeCore, DecodeEffect};
@@ -32,7 +32,13 @@ impl DecodeCore {
     /// What a sequence has in the cache is no good.
     pub(super) fn forget_prefix(&mut self, key: RequestKey) {
         let Some(sequence) = self.sequences.get(&key) else { return };
-        let forgotten = self.pool.forget_with_successors(&sequence.kv.hashes);
+        let hashes = sequence.kv.hashes.clone();
+        self.forget_blocks(&hashes);
+    }
+
+    /// These blocks, and those that follow them, are no good.
+    pub fn forget_blocks(&mut self, hashes: &[BlockHash]) {
+        let forgotten = self.pool.forget_with_successors(hashes);
         self.effects.extend(self.stores.forget(forgotten).map(DecodeEffect::Tier));
     }
 

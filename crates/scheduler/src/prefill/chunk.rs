@@ -143,9 +143,12 @@ impl PrefillCore {
             }
             return self.end(key, Some(failed(kind, message)));
         }
+        let is_last = range.end == request.num_tokens();
+        if is_last && output.is_mask_late {
+            return self.sit_out(key, &range, output.prompt_logprobs);
+        }
         request.num_computed_tokens = range.end;
         request.prompt_logprobs.extend(output.prompt_logprobs);
-        let is_last = range.end == request.num_tokens();
         self.complete_blocks(key, range.end / self.config.model.block_tokens());
         match (is_last, output.sampled) {
             (true, Some((token, logprobs))) => self.on_first_token(now, key, token, logprobs),

@@ -1,9 +1,10 @@
 //! Masks of structured output: the chunk that draws a request's first token waits until the mask of
 //! that is made, and no other request waits for it.
 
+use std::ops::Range;
 use std::time::Instant;
 
-use baton_types::{RequestKey, TokenId};
+use baton_types::{RequestKey, TokenId, TokenLogprobs};
 
 use super::PrefillCore;
 
@@ -13,6 +14,16 @@ impl PrefillCore {
         if self.awaiting_mask.remove(&key) {
             self.plan_step(now);
         }
+    }
+
+    /// A step computed the end of a prompt, and drew no token: its mask was late. An earlier step,
+    /// whose results meant nothing, may have used the one that was made ahead. The last row is
+    /// computed again, since the token is drawn from it.
+    pub(super) fn sit_out(&mut self, key: RequestKey, range: &Range<usize>, prompt_logprobs: Vec<TokenLogprobs>) {
+        let Some(request) = self.active.get_mut(&key) else { return };
+        request.num_computed_tokens = range.end - 1;
+        request.prompt_logprobs.extend(prompt_logprobs.into_iter().take(range.len() - 1));
+        self.awaiting_mask.insert(key);
     }
 
     /// The output that came with a request whose token is still to be drawn; `None` if there is

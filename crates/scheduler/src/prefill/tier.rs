@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use baton_kv_cache::BlockPool;
-use baton_types::RequestKey;
+use baton_types::{BlockHash, RequestKey};
 
 use super::{PrefillCore, PrefillEffect};
 use crate::tier::{BlockAccounts, Stores};
@@ -24,7 +24,13 @@ impl PrefillCore {
     /// What a request's prompt has in the cache is no good.
     pub(super) fn forget_prefix(&mut self, key: RequestKey) {
         let Some(request) = self.active.get(&key) else { return };
-        let forgotten = self.pool.forget_with_successors(&request.hashes);
+        let hashes = request.hashes.clone();
+        self.forget_blocks(&hashes);
+    }
+
+    /// These blocks, and those that follow them, are no good.
+    pub fn forget_blocks(&mut self, hashes: &[BlockHash]) {
+        let forgotten = self.pool.forget_with_successors(hashes);
         self.effects.extend(self.stores.forget(forgotten).map(PrefillEffect::Tier));
     }
 

@@ -215,7 +215,9 @@ impl RequestCore {
                 return self.end(now, Err(RequestError::NodesDied(self.died.clone())));
             }
         }
-        if !helps || self.failures >= self.limits.max_attempts || self.unfinished >= MAX_UNFINISHED {
+        // Without cache it is tried once more in any case: it was not the request that failed.
+        let is_last = !is_spoiled && self.failures >= self.limits.max_attempts;
+        if !helps || is_last || self.unfinished >= MAX_UNFINISHED {
             return self.end(now, Err(why));
         }
         self.end_attempt(true);

@@ -440,9 +440,11 @@ fn request_with_spoiled_cache_is_tried_once_more_without_it() {
         [RequestEffect::Submit { job, .. }] => job.salt.to_vec(),
         other => panic!("{other:?}"),
     };
-    // At the prefill node, and at the decode node.
-    for at_decode in [false, true] {
+    // At the prefill node, and at the decode node; also if nothing else is tried twice.
+    for (at_decode, max_attempts) in [(false, 3), (true, 3), (false, 1), (true, 1)] {
         let mut shell = Shell::placed(job(4));
+        shell.core.limits.max_attempts = max_attempts;
+        shell.tell(0, RequestEvent::Prefill(PrefillEvent::Started { queue: MS, cached_tokens: 0 }));
         if at_decode {
             shell.tell(0, first(10));
             shell.tell(0, handed_off());

@@ -150,3 +150,39 @@ fn chunk_that_draws_waits_for_the_mask_and_other_prompts_do_not() {
     node.after(MS, |core, now| core.on_mask_ready(now, key(2)));
     assert!(node.core.is_idle());
 }
+
+/// A step that meant nothing has used the mask that was made ahead; the next one may be late.
+#[test]
+fn prompt_whose_mask_is_late_sits_the_step_out_and_draws_from_its_last_row() {
+    let mut node = PrefillNode::new(prefill::config());
+    let job = constrained_job(job(0, 0..10, 5));
+    let sampling = SamplingParams { prompt_logprobs: Some(0), ..(*job.sampling).clone() };
+    node.submit(PrefillJob { sampling: Arc::new(sampling), ..job });
+    node.after(MS, |core, now| core.on_mask_ready(now, key(0)));
+    node.grant(0, 0, 30..33);
+    let mut late = |expected: std::ops::Range<usize>| {
+        let plan = node.take_step();
+        assert_eq!(shares(&plan), [(key(0), expected)]);
+        let mut outputs = outputs(&plan);
+        outputs[0].sampled = None;
+        outputs[0].is_mask_late = true;
+        outputs[0].prompt_logprobs = vec![Default::default(); plan.rows() as usize];
+        node.after(MS, |core, now| core.on_step_done(now, plan.id, Ok(outputs)));
+        assert!(node.effects.iter().all(|effect| !matches!(effect, PrefillEffect::RunStep(_))), "it waits");
+        node.after(MS, |core, now| core.on_mask_ready(now, key(0)));
+    };
+    late(0..10);
+    late(9..10);
+    let plan = node.take_step();
+    let mut outputs = outputs(&plan);
+    outputs[0].prompt_logprobs = vec![Default::default(); plan.rows() as usize];
+    node.after(MS, |core, now| core.on_step_done(now, plan.id, Ok(outputs)));
+    assert!(matches!(node.take_event(0), PrefillEvent::Started { .. }));
+    let PrefillEvent::FirstToken { prompt_logprobs, .. } = node.take_event(0) else { panic!() };
+    assert_eq!(prompt_logprobs.len(), 10);
+    let pushes = node.effects.iter().filter_map(|effect| match effect {
+        PrefillEffect::Push { spans, .. } => Some(spans.len()),
+        _ => None,
+    });
+    assert_eq!(pushes.sum::<usize>(), 3 * 3, "each block once");
+}

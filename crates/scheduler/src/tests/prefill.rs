@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_types::{
-    BlockId, ConductorId, DecodeTarget, ErrorKind, FinishReason, Generation, GrantId, GrantReply, Load, NodeId,
-    PrefillEvent, PrefillJob, QueueOrdering, Refused, RequestKey, Reselect, SamplingParams, TokenId,
+    BlockHash, BlockId, ConductorId, DecodeTarget, ErrorKind, FinishReason, Generation, GrantId, GrantReply, KvEvent,
+    Load, NodeId, PrefillEvent, PrefillJob, QueueOrdering, Refused, RequestKey, Reselect, SamplingParams, TokenId,
 };
 
 use super::engine::{key, model, target};
@@ -244,6 +244,23 @@ fn repeated_prompt_computes_only_past_its_last_full_cached_block() {
     node.finish_step(MS, &plan, 1);
     let Load { prefix_queries, prefix_hits, blocks_used, .. } = node.core.load(Instant::now());
     assert_eq!((prefix_queries, prefix_hits, blocks_used), (17 + 17 + 16 + 16, 16 + 12, 0));
+}
+
+#[test]
+fn forgotten_blocks_and_those_after_them_are_computed_anew() {
+    let mut node = Node::new(config());
+    node.run_alone(job(0, 0..17, 1));
+    let first = node.core.kv_snapshot().events.into_iter().find_map(|event| match event {
+        KvEvent::Stored { hash, parent: None } => Some(hash),
+        _ => None,
+    });
+    node.core.drain_kv_events(100).unwrap();
+    node.after(MS, |core, _| core.forget_blocks(&[first.unwrap(), BlockHash([7; 16])]));
+    let told = node.core.drain_kv_events(100).unwrap().events;
+    let removed = told.iter().filter(|event| matches!(event, KvEvent::Removed { .. })).count();
+    assert_eq!((removed, told.len()), (4, 4), "conductors hear of it");
+    node.submit(job(1, 0..17, 1));
+    assert!(matches!(node.take_event(1), PrefillEvent::Started { cached_tokens: 0, .. }));
 }
 
 #[test]
