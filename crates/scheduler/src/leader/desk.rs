@@ -598,6 +598,9 @@ impl<E> Desk<E> {
         if !self.followers.on_greeted(now, cluster, who, attempts) {
             return None;
         }
+        // It made room for this one.
+        let forgotten = self.streams.extract_if(.., |who, _| !self.followers.knows(*who));
+        self.effects.extend(forgotten.map(|(_, stream)| DeskEffect::EndStream(stream)));
         let stream = StreamId(self.begin());
         if let Some(before) = self.streams.insert(who, stream) {
             // What it still has to say was said before what is declared now.
@@ -910,15 +913,30 @@ mod tests {
     }
 
     #[test]
-    fn followers_are_bounded_and_those_that_went_away_make_room() {
+    fn followers_are_bounded_and_keep_no_other_out_unless_reports_show_what_they_placed() {
         let (mut desk, mut cluster, now) = desk(1);
         desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
-        let streams: Vec<_> =
-            (2..66).map(|id| desk.on_follower(now, ConductorId(id), &[], &mut cluster).unwrap()).collect();
-        assert!(desk.on_follower(now, ConductorId(99), &[], &mut cluster).is_none());
-        assert!(desk.on_follower(now, ConductorId(3), &[], &mut cluster).is_some(), "it is known");
+        let follow = |desk: &mut Desk<()>, cluster: &mut Cluster, at: u64, id| {
+            desk.on_follower(now + SECOND * at as u32 / 100, ConductorId(id), &[], cluster).unwrap()
+        };
+        let honest = follow(&mut desk, &mut cluster, 1, 2);
+        let question = Question::Place((&request(1, &[])).into());
+        assert!(desk.on_follower_asked(now, &honest, &question, &mut cluster, &mut || 0).is_some());
+        for node in ["p0", "p1"] {
+            let load = baton_types::Load { running: 1, ..Default::default() };
+            cluster.on_load(now + SECOND, &NodeId::new(node).unwrap(), load);
+        }
+        cluster.on_tick(now + SECOND);
+        assert!(cluster.is_proven(honest.who));
+        let streams: Vec<_> = (3..66).map(|id| follow(&mut desk, &mut cluster, id, id)).collect();
+        effects(&mut desk);
+        // One that was restarted, beside 63 that place nothing.
+        let restarted = follow(&mut desk, &mut cluster, 99, 99);
+        assert!(matches!(&effects(&mut desk)[..], [DeskEffect::EndStream(first)] if *first == streams[0].stream));
+        assert!(desk.is_current(&honest) && desk.is_current(&restarted) && !desk.is_current(&streams[0]));
         desk.on_follower_gone(now, &streams[4]);
-        assert!(desk.on_follower(now, ConductorId(99), &[], &mut cluster).is_some());
+        follow(&mut desk, &mut cluster, 100, 100);
+        assert!(effects(&mut desk).is_empty(), "one that went away makes room first");
         assert_eq!(desk.followers(), 64);
     }
 
