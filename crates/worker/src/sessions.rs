@@ -165,8 +165,9 @@ impl Inner {
 
     /// Tells each conductor which term stands in its way, if that is another one than before.
     fn tell_terms(&mut self) {
+        let now = baton_runtime::now();
         for (conductor, session) in &mut self.sessions {
-            let term = self.term_fence.later_than_named_by(*conductor).unwrap_or(0);
+            let term = self.term_fence.later_than_named_by(now, *conductor).unwrap_or(0);
             if std::mem::replace(&mut session.told_term, term) != term {
                 session.send(v1::node_event::Event::LeaderTerm(term));
             }
@@ -262,7 +263,7 @@ impl Sessions {
         }
         let is_new = inner.term_fence.on_named(conductor, told.term);
         if told.denied != 0 {
-            inner.term_fence.on_denied(conductor, told.denied);
+            inner.term_fence.on_denied(baton_runtime::now(), conductor, told.denied);
         }
         if is_new {
             tracing::info!(%conductor, term = told.term, "a conductor names the leader");
@@ -304,8 +305,11 @@ impl Sessions {
 
     /// Whether a job of a conductor is to be carried out, by its term.
     pub fn admit(&self, conductor: ConductorId, term: u64) -> Result<(), StaleTerm> {
-        let admitted = self.lock().term_fence.admit(conductor, term);
+        let mut inner = self.lock();
+        let admitted = inner.term_fence.admit(baton_runtime::now(), conductor, term);
         if let Err(StaleTerm { named, .. }) = admitted {
+            // Its conductor may have been sure until now, and was told of none.
+            inner.tell_terms();
             tracing::warn!(%conductor, term, named, "rejecting a job of an old term");
         }
         admitted
