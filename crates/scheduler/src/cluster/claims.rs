@@ -33,8 +33,8 @@ const MAX_DECLARED: usize = 65_536;
 const MANY_MISSING: usize = 8;
 /// How long other conductors' claims are limited after that.
 const LIMITED_FOR: Duration = Duration::from_secs(60);
-/// Part of the prefill nodes' queues that may be claimed within [`YOUNG`] then without proof, by all
-/// conductors together: ids are free. And the least number of claims.
+/// Part of the prefill nodes' queues that may be claimed within [`YOUNG`] then without proof, and
+/// the least number of claims: by all conductors together, as ids are free.
 const SHARE: usize = 16;
 const LEAST_SHARE: usize = 4;
 const YOUNG: Duration = Duration::from_secs(3);
@@ -487,18 +487,20 @@ mod tests {
         let mut now = Instant::now();
         let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
         report(&mut cluster, now, 0);
-        assert_eq!(ask(&mut cluster, now, HONEST, 0..4), 4);
-        // The honest one has two at each prefill node. The others ask and send nothing, for ever.
-        pass(&mut cluster, &mut now, SECOND, 2);
+        ask(&mut cluster, now, LIAR, 5000..5016);
+        pass(&mut cluster, &mut now, 3 * SECOND, 0);
+        assert!(cluster.claims.limited_until.is_some_and(|until| until > now + 30 * SECOND));
+        assert_eq!(ask(&mut cluster, now, HONEST, 0..2), 2);
+        // The honest one has one at each prefill node. The others ask and send nothing, for ever.
+        pass(&mut cluster, &mut now, SECOND, 1);
         for round in 1..6 {
             let liar = ConductorId(1000 + round as u64);
             ask(&mut cluster, now, liar, 1000 * round..1000 * round + 16);
-            pass(&mut cluster, &mut now, 3 * SECOND, 2);
-            assert_eq!((claimed(&cluster, HONEST), claimed(&cluster, liar)), (4, 0), "{round}: who is given back");
+            pass(&mut cluster, &mut now, 3 * SECOND, 1);
+            assert_eq!((claimed(&cluster, HONEST), claimed(&cluster, liar)), (2, 0), "{round}: who is given back");
             assert!(cluster.is_proven(HONEST) && !cluster.is_proven(liar));
-            assert!(cluster.claims.limited_until.is_some());
-            let more = 100 * round..100 * round + 8;
-            assert_eq!(ask(&mut cluster, now, HONEST, more.clone()), 8, "{round}");
+            let more = 100 * round..100 * round + 6;
+            assert_eq!(ask(&mut cluster, now, HONEST, more.clone()), 6, "{round}: more than the share of others");
             more.for_each(|n| cluster.on_ended(now, key(n)));
         }
     }

@@ -152,6 +152,9 @@ mod tests {
         assert_eq!((limits.prompt, limits.prompt_soon), (16, before.prompt), "for now, and not for good");
         assert_eq!(refusal(&mut cluster, now, &request(0, &[])).0, ErrorKind::Unavailable, "not the client's to mend");
         for later in [now + RETURN_TIME, now + 100 * RETURN_TIME] {
+            for node in ["p0", "d0"] {
+                cluster.on_load(later, &super::super::tests::id(node), baton_types::Load::default());
+            }
             cluster.on_tick(later);
             assert_eq!(cluster.sequence_limits(later).unwrap().prompt_soon, before.prompt, "as long as they stay");
             assert_eq!(refusal(&mut cluster, later, &request(0, &[])).0, ErrorKind::Unavailable);

@@ -206,7 +206,7 @@ impl RequestCore {
             return;
         }
         match fault {
-            // Whoever takes sessions takes them as often as it likes. The request's deadline ends it.
+            // A stranger takes sessions as often as it likes: the request's deadline is the bound.
             Fault::NoneOfNode => {}
             Fault::None => self.unfinished += 1,
             Fault::Failed | Fault::Died => self.failures += 1,
