@@ -142,7 +142,7 @@ impl SessionEvents for Frontend {
             }
             Event::Kv(events) => self.on_kv(info, events),
             Event::LeaderTerm(term) => {
-                self.on_leader_term(&info.node, term);
+                self.on_leader_term(&info.start(), term);
                 Ok(())
             }
             Event::MigrationRequest(offer) => baton_proto::key(offer.key).map(|key| {
@@ -198,8 +198,8 @@ impl SessionEvents for Frontend {
             self.metrics.on_node_lost(info.role);
         }
         self.transfers.forget(&info.node, info.generation);
-        // What it told of the leader ends with its session.
-        self.on_leader_term(&info.node, 0);
+        // What it told of the leader ends with its session. A later start may have one by now.
+        self.on_leader_term(&info.start(), 0);
         self.nodes.send_all(&Command::NodeLost(v1::NodeLostCommand::new(&info.node, info.generation)));
         // After the cluster knows: what is placed from now on is placed without it.
         self.tell_away(info, away);

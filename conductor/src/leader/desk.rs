@@ -12,7 +12,7 @@ use baton_proto::v1;
 use baton_proto::v1::node_command::Command;
 use baton_runtime::random_u64;
 use baton_scheduler::{Cluster, Declared, DeskEffect, LedgerEntry, LinkId, OtherTerm, PlacementRequest, StreamId};
-use baton_types::{ConductorId, FromLeader, MigrationQuestion, NodeId, Question, RequestKey};
+use baton_types::{ConductorId, FromLeader, MigrationQuestion, NodeId, NodeStart, Question, RequestKey};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -330,10 +330,10 @@ impl Frontend {
 
     /// A node tells of a leader of that term; 0: of none that is later than what this conductor has
     /// named. Etcd is asked whether that is so.
-    pub fn on_leader_term(&self, node: &NodeId, term: u64) {
+    pub fn on_leader_term(&self, node: &NodeStart, term: u64) {
         self.at_desk(|desk, now, cluster| {
             if let Some(number) = desk.core.on_heard(now, node, term, cluster, &mut random_u64) {
-                tracing::info!(%node, term, "a node tells of a later leader: asking etcd");
+                tracing::info!(node = %node.node, term, "a node tells of a later leader: asking etcd");
                 self.desk.heard.send_replace(number);
             }
         });

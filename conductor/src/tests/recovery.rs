@@ -198,6 +198,7 @@ pub async fn request_outlives_sessions_that_were_replaced() {
         }
         w.until_state(&job.node, "lost").await;
         w.begin_session(&job.node).await;
+        w.pass_ms(100).await;
     }
     let job = w.job().await;
     w.node(&job.node).computes(job.key, 'a');
@@ -246,6 +247,7 @@ pub async fn restarted_node_replaces_its_earlier_generation() {
     let (mut answer, first) = decoding(&mut w, 4).await;
     w.node("d0").restart(2);
     w.begin_session("d0").await;
+    w.pass_ms(100).await;
     let second = w.job().await;
     let generation = |job: &Job| job.wire.decode.as_ref().unwrap().generation.clone();
     assert_eq!((generation(&first), generation(&second)), (Generation(1).to_string(), Generation(2).to_string()));

@@ -29,6 +29,8 @@ const MAX_SAID: usize = 8;
 /// How soon etcd is asked again about what nodes tell of: a node may tell of another term each
 /// time.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
+/// Longest lease that a leader's key may be under. Etcd may grant more than [`LEASE`].
+const MAX_LEASE: Duration = Duration::from_secs(60);
 /// Longest address of a leader, bytes: a name of DNS, and a port.
 const MAX_ADDRESS_BYTES: usize = 272;
 
@@ -54,6 +56,8 @@ pub struct Election {
     /// The member of etcd that is asked: after each error, the next one.
     member: usize,
     candidacy: Candidacy,
+    /// Another conductor's lease, which is short enough.
+    known_lease: i64,
     clock: Arc<dyn Clock>,
     leadership: watch::Sender<Leadership>,
     named: watch::Sender<NamedLeader>,
@@ -86,6 +90,7 @@ impl Election {
             etcd,
             member: 0,
             candidacy: Candidacy::new(candidate),
+            known_lease: 0,
             clock,
             leadership,
             named: watch::Sender::default(),
@@ -120,9 +125,6 @@ impl Election {
                 EtcdError::LeaseEnded => tracing::warn!(etcd = member, "{error}: another conductor may lead"),
                 // A watch that ends begins again with what there is.
                 EtcdError::WatchEnded(_) => tracing::info!(etcd = member, %error, "restarting the leader watch"),
-                EtcdError::Key { .. } if said.insert(error.to_string()) => {
-                    tracing::error!(etcd = member, %error, "the leader's key is not a conductor's: delete it");
-                }
                 _ if said.len() < MAX_SAID && said.insert(error.to_string()) => {
                     let then = match self.candidacy.leadership() {
                         Leadership::Unknown => "no leader is known",
@@ -240,12 +242,12 @@ impl Election {
         let done = answered(&*self.clock, open.client.txn(txn)).await?;
         let revision = done.header().map_or(0, etcd_client::ResponseHeader::revision);
         let found = done.op_responses().into_iter().find_map(|response| match response {
-            TxnOpResponse::Get(found) => found.kvs().first().map(|key| self.read(key)),
+            TxnOpResponse::Get(found) => found.kvs().first().cloned(),
             _ => None,
         });
-        let look = match found.transpose()? {
+        let look = match found {
             _ if done.succeeded() => LeaderKeyState::Put,
-            Some(key) => LeaderKeyState::Found(key),
+            Some(key) => self.found(open, &key).await?,
             None => LeaderKeyState::Absent,
         };
         let term = self.candidacy.on_looked(revision, look);
@@ -257,18 +259,44 @@ impl Election {
         Ok(revision)
     }
 
-    fn read(&self, key: &KeyValue) -> Result<LeaderKey, EtcdError> {
-        let wrong = |problem: String| EtcdError::key(self.key(), &problem);
-        let Leader { conductor, address } =
-            serde_json::from_slice(key.value()).map_err(|error| wrong(error.to_string()))?;
-        let id = conductor.parse().map_err(|error| wrong(format!("conductor: {error}")))?;
-        if !(1..=MAX_ADDRESS_BYTES).contains(&address.len()) {
-            let bytes = address.len();
-            return Err(wrong(format!("address: {bytes} bytes, but must be 1 to {MAX_ADDRESS_BYTES}")));
+    /// Reads the leader's key, or deletes it if no conductor has put it.
+    async fn found(&mut self, open: &mut Open, key: &KeyValue) -> Result<LeaderKeyState, EtcdError> {
+        let problem = match read(key) {
+            Ok(found) if self.has_own_lease(open, &found).await? => return Ok(LeaderKeyState::Found(found)),
+            Ok(_) => format!("under another's lease, or one of more than {} s", MAX_LEASE.as_secs()),
+            Err(problem) => problem,
+        };
+        self.delete(open, key, &problem).await?;
+        Ok(LeaderKeyState::Absent)
+    }
+
+    /// Whether the lease of a key may be that of the conductor that it names. Asks once for each.
+    async fn has_own_lease(&mut self, open: &mut Open, found: &LeaderKey) -> Result<bool, EtcdError> {
+        let lease = found.lease;
+        if self.candidacy.lease() == Some(lease) {
+            return Ok(found.leader == *self.candidacy.candidate());
         }
-        let lease = key.lease();
-        let create_revision = key.create_revision();
-        Ok(LeaderKey { leader: Candidate { id, address }, lease, create_revision })
+        if lease == self.known_lease {
+            return Ok(true);
+        }
+        let granted = answered(&*self.clock, open.client.lease_time_to_live(lease, None)).await?.granted_ttl();
+        let is_short = granted <= MAX_LEASE.as_secs() as i64;
+        if is_short {
+            self.known_lease = lease;
+        }
+        Ok(is_short)
+    }
+
+    /// Deletes a key that no conductor has put, if it is there as it was read: it might stay for
+    /// ever. The watch sees it go.
+    async fn delete(&self, open: &mut Open, key: &KeyValue, problem: &str) -> Result<(), EtcdError> {
+        let etcd = self.etcd.member(self.member);
+        let error = EtcdError::key(self.key(), problem);
+        tracing::warn!(etcd, %error, "the leader's key is not a conductor's: deleting it");
+        let is_same = Compare::mod_revision(self.key(), CompareOp::Equal, key.mod_revision());
+        let delete = TxnOp::delete(self.key(), None);
+        answered(&*self.clock, open.client.txn(Txn::new().when([is_same]).and_then([delete]))).await?;
+        Ok(())
     }
 
     /// Tells who leads, if that is new.
@@ -301,11 +329,13 @@ impl Election {
         for event in change.events() {
             let Some(key) = event.kv() else { continue };
             match event.event_type() {
-                EventType::Put => {
-                    let found = self.read(key)?;
-                    self.candidacy.on_put(key.mod_revision(), found);
-                    self.tell();
-                }
+                EventType::Put => match read(key) {
+                    Ok(found) => {
+                        self.candidacy.on_put(key.mod_revision(), found);
+                        self.tell();
+                    }
+                    Err(_) => drop(self.look(open).await?),
+                },
                 EventType::Delete if self.candidacy.on_deleted(key.mod_revision()) => {
                     let jitter = JITTER.mul_f64((random_u64() % 1024) as f64 / 1024.0);
                     self.clock.sleep(jitter).await;
@@ -316,6 +346,22 @@ impl Election {
         }
         Ok(())
     }
+}
+
+/// Reads the leader's key. What is wrong with it, if no conductor has put it.
+fn read(key: &KeyValue) -> Result<LeaderKey, String> {
+    let Leader { conductor, address } = serde_json::from_slice(key.value()).map_err(|error| error.to_string())?;
+    let id = conductor.parse().map_err(|error| format!("conductor: {error}"))?;
+    if !(1..=MAX_ADDRESS_BYTES).contains(&address.len()) {
+        let bytes = address.len();
+        return Err(format!("address: {bytes} bytes, but must be 1 to {MAX_ADDRESS_BYTES}"));
+    }
+    let lease = key.lease();
+    if lease == 0 {
+        return Err("under no lease".to_owned());
+    }
+    let create_revision = key.create_revision();
+    Ok(LeaderKey { leader: Candidate { id, address }, lease, create_revision })
 }
 
 /// Something was heard, and etcd was not asked just now.

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::input::Input;
-use crate::sessions::{EventReceiver, NamingPace, Sessions};
+use crate::sessions::{ChangePace, EventReceiver, Sessions};
 
 /// The loop answers at once or is stuck.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -111,7 +111,7 @@ async fn read_commands<E>(
     clock: &dyn Clock,
 ) -> Result<(), Status> {
     use v1::node_command::Command;
-    let mut naming = NamingPace::new(clock.now());
+    let mut pace = ChangePace::new(clock.now());
     while let Some(command) = commands.message().await? {
         let Some(command) = command.command else {
             tracing::warn!(%conductor, "a command that this version does not know: it is ignored");
@@ -121,12 +121,14 @@ async fn read_commands<E>(
             return Err(baton_proto::status(ErrorKind::Invalid, "a second hello", None));
         }
         if let Command::Settings(settings) = command {
-            sessions.on_settings(conductor, settings);
+            if sessions.on_settings(conductor, settings) {
+                clock.sleep_until(pace.on_changed(clock.now())).await;
+            }
             continue;
         }
         if let Command::Leader(leader) = &command {
             if sessions.on_leader(conductor, leader) {
-                clock.sleep_until(naming.on_named(clock.now())).await;
+                clock.sleep_until(pace.on_changed(clock.now())).await;
             }
             continue;
         }

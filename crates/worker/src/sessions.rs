@@ -29,26 +29,27 @@ const QUEUED_BYTES: usize = 256 << 20;
 const MEMORY_FACTOR: usize = 5;
 /// Most conductors at once.
 const MAX_SESSIONS: usize = 32;
-/// How often a conductor may name another leader, on average, and how often in a row.
-const NAME_EVERY: Duration = Duration::from_millis(500);
-const NAMED_AT_ONCE: u32 = 4;
+/// How often a conductor may name another leader or filter, on average, and how often in a row.
+const CHANGE_EVERY: Duration = Duration::from_millis(500);
+const CHANGES_AT_ONCE: u32 = 4;
 
-/// How fast a session may name other leaders: each time the other conductors ask etcd.
-pub struct NamingPace {
-    /// When all that was named so far has had its time.
+/// How fast a session may name other leaders, for which the other conductors ask etcd each time, or
+/// other filters of log lines, for which all lines are looked at anew.
+pub struct ChangePace {
+    /// When all that was changed so far has had its time.
     paid: Instant,
 }
 
-impl NamingPace {
+impl ChangePace {
     /// Of a session that begins.
     pub fn new(now: Instant) -> Self {
         Self { paid: now }
     }
 
-    /// Another leader was named. Until the time that this gives the session is not read.
-    pub fn on_named(&mut self, now: Instant) -> Instant {
-        self.paid = self.paid.max(now) + NAME_EVERY;
-        now.max(self.paid.checked_sub(NAMED_AT_ONCE * NAME_EVERY).unwrap_or(now))
+    /// Something was changed. Until the time that this gives the session is not read.
+    pub fn on_changed(&mut self, now: Instant) -> Instant {
+        self.paid = self.paid.max(now) + CHANGE_EVERY;
+        now.max(self.paid.checked_sub(CHANGES_AT_ONCE * CHANGE_EVERY).unwrap_or(now))
     }
 }
 
@@ -101,7 +102,7 @@ struct Session {
     /// The later term that its conductor was told of; 0: none.
     told_term: u64,
     /// What its conductor says is set at run time.
-    settings: Option<Settings>,
+    settings: Option<Arc<Settings>>,
 }
 
 /// What a conductor says is set at run time.
@@ -110,6 +111,9 @@ struct Settings {
     log: String,
     /// `None`: as at the start.
     filter: Option<LogFilter>,
+    /// Counts what was changed at this node, while their sessions were open; 0: the conductor said
+    /// so first of all.
+    change: u64,
 }
 
 impl TryFrom<v1::NodeSettings> for Settings {
@@ -117,7 +121,7 @@ impl TryFrom<v1::NodeSettings> for Settings {
 
     fn try_from(told: v1::NodeSettings) -> Result<Self, BadSetting> {
         let filter = if told.log.is_empty() { None } else { Some(told.log.parse()?) };
-        Ok(Self { version: told.version, log: told.log, filter })
+        Ok(Self { version: told.version, log: told.log, filter, change: 0 })
     }
 }
 
@@ -147,8 +151,8 @@ impl Session {
 struct Inner {
     next_epoch: u64,
     term_fence: TermFence,
-    /// The filter of log lines that is in force; empty: as at the start.
-    log: String,
+    /// Changes of settings so far.
+    changes: u64,
     sessions: HashMap<ConductorId, Session>,
     /// Memory of what sessions left unread at their ends, since it was last asked for.
     freed: usize,
@@ -162,7 +166,6 @@ impl Inner {
         session.drop_unread();
         self.term_fence.on_gone(conductor);
         self.tell_terms();
-        self.follow_settings();
         Some(session)
     }
 
@@ -174,38 +177,74 @@ impl Inner {
         session.ended.cancel();
     }
 
+    /// Sends an event to one conductor. Says whether a session ended for want of room.
+    fn send(&mut self, conductor: ConductorId, event: v1::node_event::Event) -> bool {
+        let Some(session) = self.sessions.get(&conductor) else { return false };
+        if !session.send(event) {
+            self.end_unread(conductor);
+            return true;
+        }
+        let mut has_ended = false;
+        while self.sessions.values().map(Session::queued).sum::<usize>() > QUEUED_BYTES {
+            let most = self.sessions.iter().max_by_key(|(_, session)| session.queued());
+            let Some((&conductor, _)) = most else { break };
+            self.end_unread(conductor);
+            has_ended = true;
+        }
+        has_ended
+    }
+
     /// Tells each conductor which term stands in its way, if that is another one than before.
     fn tell_terms(&mut self) {
+        let now = baton_runtime::now();
         for (conductor, session) in &mut self.sessions {
-            let term = self.term_fence.later_than_named_by(*conductor).unwrap_or(0);
+            let term = self.term_fence.later_than_named_by(now, *conductor).unwrap_or(0);
             if std::mem::replace(&mut session.told_term, term) != term {
                 session.send(v1::node_event::Event::LeaderTerm(term));
             }
         }
     }
 
-    /// Puts the latest version of settings in force that a conductor of an open session says.
-    fn follow_settings(&mut self) {
+    /// Settings of open sessions that count: the last that was changed while its session was open.
+    /// A version is a claim, and counts only between conductors that have changed nothing since
+    /// they came: one may be behind another.
+    fn settings(&self) -> Option<&Arc<Settings>> {
         let told = self.sessions.values().filter_map(|session| session.settings.as_ref());
-        let latest = told.max_by(|a, b| (a.version, &a.log).cmp(&(b.version, &b.log)));
-        let Some(Settings { version, log, filter }) = latest else { return };
-        if self.log == *log {
-            return;
-        }
-        set_log_filter(filter.as_ref());
-        tracing::info!(version, log, "settings changed");
-        self.log.clone_from(log);
+        told.max_by(|a, b| (a.change, a.version, &a.log).cmp(&(b.change, b.version, &b.log)))
     }
+}
+
+#[derive(Default)]
+struct Shared {
+    inner: Mutex<Inner>,
+    /// The filter of log lines that is in force; empty: as at the start. Its lock is taken before
+    /// that of the sessions, which every token's way takes: to change the filter takes a while.
+    log: Mutex<String>,
 }
 
 /// The sessions of one node. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct Sessions(Arc<Mutex<Inner>>);
+pub struct Sessions(Arc<Shared>);
 
 impl Sessions {
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
         // Every critical section leaves the map whole, so a panic elsewhere does not spoil it.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts in force what is set, now that a session has changed it or ended.
+    fn follow_settings(&self) {
+        // In order: each that has this lock sees the last change.
+        let mut in_force = self.0.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let latest = self.lock().settings().map(Arc::clone);
+        let Some(latest) = latest else { return };
+        let Settings { version, log, filter, .. } = &*latest;
+        if *in_force == *log {
+            return;
+        }
+        set_log_filter(filter.as_ref());
+        tracing::info!(version, log, "settings changed");
+        in_force.clone_from(log);
     }
 
     /// Opens a session whose first event is `welcome`; one that the same conductor had before ends.
@@ -247,22 +286,37 @@ impl Sessions {
         }
         inner.sessions.insert(conductor, session);
         inner.tell_terms();
+        drop(inner);
+        self.follow_settings();
         Some((epoch, ended, EventReceiver { events: unread, queued, error }))
     }
 
-    /// A conductor says what is set at run time. Another one may know of a later change.
-    pub fn on_settings(&self, conductor: ConductorId, told: v1::NodeSettings) {
+    /// A conductor says what is set at run time. Another one may know of a later change. Says
+    /// whether it is to be paced: it has changed the filter, or says what cannot be taken.
+    pub fn on_settings(&self, conductor: ConductorId, told: v1::NodeSettings) -> bool {
         // Before the lock, which every token's way takes.
-        let settings = match Settings::try_from(told) {
+        let mut settings = match Settings::try_from(told) {
             Ok(settings) => settings,
-            Err(error) => return tracing::error!(%conductor, %error, "what is set is not taken"),
+            Err(error) => {
+                tracing::error!(%conductor, %error, "what is set is not taken");
+                return true;
+            }
         };
         let mut inner = self.lock();
-        if let Some(session) = inner.sessions.get_mut(&conductor) {
-            session.settings = Some(settings);
-            // In order: two changes may come from two conductors.
-            inner.follow_settings();
+        let change = inner.changes + 1;
+        let Some(session) = inner.sessions.get_mut(&conductor) else { return false };
+        let before = session.settings.take();
+        let is_new = before.as_ref().map_or("", |before| &before.log) != settings.log;
+        match before {
+            Some(before) if before.version == settings.version && !is_new => settings.change = before.change,
+            Some(_) => settings.change = change,
+            None => {}
         }
+        session.settings = Some(Arc::new(settings));
+        inner.changes = change;
+        drop(inner);
+        self.follow_settings();
+        is_new
     }
 
     /// A conductor says who leads, and what it denies. Says whether it named another leader before.
@@ -273,7 +327,7 @@ impl Sessions {
         }
         let is_new = inner.term_fence.on_named(conductor, told.term);
         if told.denied != 0 {
-            inner.term_fence.on_denied(conductor, told.denied);
+            inner.term_fence.on_denied(baton_runtime::now(), conductor, told.denied);
         }
         if is_new {
             tracing::info!(%conductor, term = told.term, "a conductor names the leader");
@@ -294,6 +348,8 @@ impl Sessions {
         let replaced = inner.sessions.get(&conductor).is_some_and(|session| session.epoch > epoch);
         if !replaced {
             inner.remove(conductor);
+            drop(inner);
+            self.follow_settings();
         }
         !replaced
     }
@@ -301,22 +357,18 @@ impl Sessions {
     /// Sends an event to one conductor. An event for a conductor that is gone is dropped: its
     /// requests are aborted anyway.
     pub fn send(&self, conductor: ConductorId, event: v1::node_event::Event) {
-        let mut inner = self.lock();
-        let Some(session) = inner.sessions.get(&conductor) else { return };
-        if !session.send(event) {
-            return inner.end_unread(conductor);
-        }
-        while inner.sessions.values().map(Session::queued).sum::<usize>() > QUEUED_BYTES {
-            let most = inner.sessions.iter().max_by_key(|(_, session)| session.queued());
-            let Some((&conductor, _)) = most else { return };
-            inner.end_unread(conductor);
+        if self.lock().send(conductor, event) {
+            self.follow_settings();
         }
     }
 
     /// Whether a job of a conductor is to be carried out, by its term.
     pub fn admit(&self, conductor: ConductorId, term: u64) -> Result<(), StaleTerm> {
-        let admitted = self.lock().term_fence.admit(conductor, term);
+        let mut inner = self.lock();
+        let admitted = inner.term_fence.admit(baton_runtime::now(), conductor, term);
         if let Err(StaleTerm { named, .. }) = admitted {
+            // Its conductor may have been sure until now, and was told of none.
+            inner.tell_terms();
             tracing::warn!(%conductor, term, named, "rejecting a job of an old term");
         }
         admitted
@@ -369,6 +421,11 @@ mod tests {
     fn recv(stream: &mut EventReceiver) -> usize {
         let mut events = stream.events.lock().unwrap();
         std::iter::from_fn(|| events.try_recv().ok()).count()
+    }
+
+    /// The filter of log lines that is in force.
+    fn log_of(sessions: &Sessions) -> String {
+        sessions.0.log.lock().unwrap().clone()
     }
 
     fn named(term: u64) -> v1::KnownLeader {
@@ -435,13 +492,13 @@ mod tests {
     #[test]
     fn session_that_names_leaders_fast_is_read_slowly() {
         let now = Instant::now();
-        let mut pace = NamingPace::new(now);
-        let mut named = |at: Duration| pace.on_named(now + at).duration_since(now + at);
-        assert!((0..NAMED_AT_ONCE).all(|_| named(Duration::ZERO).is_zero()), "as in elections");
-        assert_eq!(named(Duration::ZERO), NAME_EVERY);
-        assert_eq!(named(NAME_EVERY), NAME_EVERY);
+        let mut pace = ChangePace::new(now);
+        let mut named = |at: Duration| pace.on_changed(now + at).duration_since(now + at);
+        assert!((0..CHANGES_AT_ONCE).all(|_| named(Duration::ZERO).is_zero()), "as in elections");
+        assert_eq!(named(Duration::ZERO), CHANGE_EVERY);
+        assert_eq!(named(CHANGE_EVERY), CHANGE_EVERY);
         let later = Duration::from_secs(60);
-        assert!((0..NAMED_AT_ONCE).all(|_| named(later).is_zero()) && named(later) == NAME_EVERY);
+        assert!((0..CHANGES_AT_ONCE).all(|_| named(later).is_zero()) && named(later) == CHANGE_EVERY);
     }
 
     #[test]
@@ -449,16 +506,16 @@ mod tests {
         let sessions = Sessions::default();
         let hears = |conductor, version, log: &str| {
             sessions.on_settings(ConductorId(conductor), v1::NodeSettings { version, log: log.into() });
-            sessions.lock().log.clone()
+            log_of(&sessions)
         };
         let (first, ..) = sessions.open(ConductorId(1), event()).unwrap();
         assert_eq!(hears(1, 2, "debug"), "debug");
         let (second, ..) = sessions.open(ConductorId(2), event()).unwrap();
         assert_eq!(hears(2, 1, "warn"), "debug", "another conductor is behind");
         sessions.close(ConductorId(1), first);
-        assert_eq!(sessions.lock().log, "warn", "what those say that are there");
+        assert_eq!(log_of(&sessions), "warn", "what those say that are there");
         sessions.close(ConductorId(2), second);
-        assert_eq!(sessions.lock().log, "warn", "no conductor says otherwise");
+        assert_eq!(log_of(&sessions), "warn", "no conductor says otherwise");
         let _restarted = sessions.open(ConductorId(3), event()).unwrap();
         assert_eq!(hears(3, 0, ""), "", "one that was restarted counts anew, and has forgotten what was set");
         assert_eq!(hears(3, 1, "warn"), "warn");
@@ -468,22 +525,44 @@ mod tests {
     }
 
     #[test]
-    fn version_of_settings_that_a_liar_says_ends_with_its_session() {
+    fn what_is_set_last_counts_whatever_versions_a_liar_says() {
         let sessions = Sessions::default();
         let says = |conductor, version, log: &str| {
-            sessions.on_settings(ConductorId(conductor), v1::NodeSettings { version, log: log.into() });
-            sessions.lock().log.clone()
+            let told = v1::NodeSettings { version, log: log.into() };
+            sessions.on_settings(ConductorId(conductor), told)
         };
-        let _honest = sessions.open(ConductorId(1), event()).unwrap();
-        says(1, 2, "warn");
-        for version in [u64::MAX, u64::MAX - 1] {
+        let (first, ..) = sessions.open(ConductorId(1), event()).unwrap();
+        assert!(says(1, 2, "warn") && !says(1, 3, "warn"), "another version with the same filter costs nothing");
+        for version in [u64::MAX, u64::MAX - 1, 9, 0] {
             let (epoch, ..) = sessions.open(ConductorId(2), event()).unwrap();
-            assert_eq!(says(2, version, "debug"), "debug");
+            says(2, version, "off");
+            assert_eq!(log_of(&sessions), "warn", "it has changed nothing since it came");
+            assert!(says(2, version, "debug"), "it does");
+            assert_eq!(log_of(&sessions), "debug");
+            // What is set is set, while it stays.
+            says(1, 4, "info");
+            assert_eq!(log_of(&sessions), "info", "{version}");
+            says(2, version, "debug");
+            assert_eq!(log_of(&sessions), "info", "it says so again");
+            says(1, 5, "warn");
             sessions.close(ConductorId(2), epoch);
-            assert_eq!(sessions.lock().log, "warn");
+            assert_eq!(log_of(&sessions), "warn");
         }
-        assert_eq!(says(1, u64::MAX, "debug"), "debug");
-        assert_eq!(says(1, 1, "warn"), "warn", "versions began again");
+        assert!(says(1, 6, "[{x=1}]=off"), "what cannot be read is paced, too");
+        sessions.close(ConductorId(1), first);
+        // One that came before the honest one.
+        let _before = sessions.open(ConductorId(3), event()).unwrap();
+        says(3, u64::MAX, "off");
+        let _second = sessions.open(ConductorId(4), event()).unwrap();
+        says(4, 5, "warn");
+        says(4, 6, "debug");
+        assert_eq!(log_of(&sessions), "debug");
+        // An honest one that is behind, and catches up.
+        let _third = sessions.open(ConductorId(5), event()).unwrap();
+        for version in [5, 6] {
+            says(5, version, if version == 5 { "warn" } else { "debug" });
+            assert_eq!(log_of(&sessions), "debug");
+        }
     }
 
     #[test]

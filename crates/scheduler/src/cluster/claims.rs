@@ -13,7 +13,6 @@ use baton_types::{ConductorId, Declared, ErrorKind, NodeRole, NodeStart, Request
 
 use super::Cluster;
 use super::table::NodeTable;
-use crate::ledger::Charge;
 use crate::placement::Refusal;
 
 /// A report shows what was at its node for so long: the job was on its way to it.
@@ -34,12 +33,14 @@ const MAX_DECLARED: usize = 65_536;
 const MANY_MISSING: usize = 8;
 /// How long other conductors' claims are limited after that.
 const LIMITED_FOR: Duration = Duration::from_secs(60);
-/// Part of the prefill nodes' queues that one conductor may claim within [`YOUNG`] then, and the
-/// least number of claims.
+/// Part of the prefill nodes' queues that may be claimed within [`YOUNG`] then without proof, and
+/// the least number of claims: by all conductors together, as ids are free.
 const SHARE: usize = 16;
 const LEAST_SHARE: usize = 4;
 const YOUNG: Duration = Duration::from_secs(3);
-/// How soon a conductor that has its share may ask again.
+/// Claims that a conductor may have beyond the share, for each that reports have shown at once.
+const PER_PROVEN: usize = 16;
+/// How soon a conductor that is refused for the share may ask again.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
 /// An attempt that was declared, and that no report has shown.
@@ -66,6 +67,16 @@ pub(super) struct Claims {
     /// Since when each node has more charged than it shows, and the least number since then.
     missing: BTreeMap<NodeStart, (Instant, usize)>,
     limited_until: Option<Instant>,
+    /// The most of each conductor's that reports have shown at once, since it had some that none
+    /// showed.
+    proven: BTreeMap<ConductorId, usize>,
+}
+
+impl Claims {
+    /// Young claims that a conductor may have whatever others have.
+    fn allowance(&self, owner: ConductorId) -> usize {
+        self.proven.get(&owner).map_or(0, |proven| proven.saturating_mul(PER_PROVEN))
+    }
 }
 
 /// What is charged to a start of a node.
@@ -74,23 +85,23 @@ struct Tally {
     all: usize,
     /// Of all, those that its report must show.
     due: usize,
-    /// Of those, other conductors'.
-    claims: Vec<(ConductorId, RequestKey)>,
+    /// Of those, other conductors', and since when each is there.
+    claims: Vec<(ConductorId, Instant, RequestKey)>,
+    /// Whose are those that were placed here, and may be in its report.
+    placed: Vec<ConductorId>,
 }
 
-/// The others first of conductors that have many: the last of each one's, by its own count.
-fn last_of_most<T>(mut claims: Vec<(ConductorId, T)>) -> Vec<T> {
+/// The first one of each conductor, then the second one of each.
+fn in_turns(unshown: Vec<Unshown>) -> Vec<Unshown> {
     let mut counts = BTreeMap::<ConductorId, usize>::new();
-    let mut ranked: Vec<_> = claims
-        .drain(..)
-        .map(|(owner, claim)| {
-            let count = counts.entry(owner).or_default();
-            *count += 1;
-            (*count, claim)
-        })
-        .collect();
-    ranked.sort_by_key(|(rank, _)| std::cmp::Reverse(*rank));
-    ranked.into_iter().map(|(_, claim)| claim).collect()
+    let mut ranked = Vec::with_capacity(unshown.len());
+    for of in unshown {
+        let count = counts.entry(of.owner).or_default();
+        *count += 1;
+        ranked.push((*count, of));
+    }
+    ranked.sort_by_key(|(rank, _)| *rank);
+    ranked.into_iter().map(|(_, of)| of).collect()
 }
 
 /// Requests that a node's last report shows.
@@ -102,7 +113,7 @@ fn shown(nodes: &NodeTable, start: &NodeStart) -> usize {
 impl Cluster {
     /// Another conductor follows and has this. What else was charged for it is over.
     pub fn on_declared(&mut self, now: Instant, owner: ConductorId, declared: &[Declared]) {
-        self.end_claims(now, owner);
+        self.give_back_all(now, owner);
         let own = declared.iter().filter(|declared| !self.is_of_other(owner, declared.key));
         let unshown = own.map(|declared| Unshown { owner, declared: declared.clone(), until: now + DECLARED_FOR });
         let here = unshown.filter(|of| of.shown_at().is_some_and(|start| self.nodes.is_here(start)));
@@ -122,25 +133,46 @@ impl Cluster {
         self.ledger.set_owner(key, owner);
     }
 
-    /// What a conductor had is over.
+    /// A conductor is gone, and what it had is over.
     pub fn end_claims(&mut self, now: Instant, owner: ConductorId) {
+        self.give_back_all(now, owner);
+        self.claims.proven.remove(&owner);
+    }
+
+    fn give_back_all(&mut self, now: Instant, owner: ConductorId) {
         self.claims.unshown.retain(|unshown| unshown.owner != owner);
         for key in self.ledger.keys_of(owner) {
             self.on_ended(now, key);
         }
     }
 
-    /// Why another conductor's question waits: claims were given back lately, and it has its share
-    /// of those that no report may have shown yet.
+    /// Whether reports have shown what a conductor placed.
+    pub fn is_proven(&self, owner: ConductorId) -> bool {
+        self.claims.proven.contains_key(&owner)
+    }
+
+    /// Why another conductor's question waits: claims were given back lately, it has many more than
+    /// reports have shown of it, and all such conductors together have their share.
     pub fn claims_refused(&self, now: Instant, owner: ConductorId) -> Option<Refusal> {
         self.claims.limited_until.filter(|until| now < *until)?;
-        let young = |charge: &Charge| charge.owner == Some(owner) && now < charge.placed + YOUNG;
-        let claims = self.ledger.charges().filter(|(_, charge)| young(charge)).count();
+        let mut young = BTreeMap::<ConductorId, usize>::new();
+        for (_, charge) in self.ledger.charges() {
+            if let Some(of) = charge.owner
+                && now < charge.placed + YOUNG
+            {
+                *young.entry(of).or_default() += 1;
+            }
+        }
+        if young.get(&owner).copied().unwrap_or(0) < self.claims.allowance(owner) {
+            return None;
+        }
+        let beyond = young.iter().map(|(of, count)| count.saturating_sub(self.claims.allowance(*of)));
+        let claims: usize = beyond.sum();
         let queues = self.nodes.of_role(NodeRole::Prefill).map(|node| node.info().profile.max_waiting as usize);
         let share = (queues.sum::<usize>() / SHARE).max(LEAST_SHARE);
         (claims >= share).then(|| Refusal {
             kind: ErrorKind::Overloaded,
-            message: format!("{claims} requests of conductor {owner} are at no node yet, and at most {share} may be"),
+            message: format!("{claims} requests of other conductors are at no node yet, and at most {share} may be"),
             retry_after: Some(ASK_AGAIN),
             hold: Some(ASK_AGAIN),
             objective: None,
@@ -166,12 +198,12 @@ impl Cluster {
 
     /// Gives back what nodes should show, and have not shown for a while.
     fn give_back_missing(&mut self, now: Instant) {
-        let mut nowhere = Vec::new();
-        let tallies = self.tallies(now, &mut nowhere);
+        let mut over = Vec::new();
+        let tallies = self.tallies(now, &mut over);
+        self.prove(&tallies);
         let before = std::mem::take(&mut self.claims.missing);
-        let mut over = nowhere;
         let mut missing_in_all = 0;
-        for (start, tally) in tallies {
+        for (start, mut tally) in tallies {
             let missing = tally.due.saturating_sub(shown(&self.nodes, &start)).min(tally.claims.len());
             if missing == 0 {
                 continue;
@@ -182,7 +214,12 @@ impl Cluster {
                 self.claims.missing.insert(start, (since, least));
                 continue;
             }
-            over.extend(last_of_most(tally.claims).into_iter().take(least));
+            // What came last was not there when reports showed the others.
+            tally.claims.sort_by_key(|(owner, since, _)| (self.is_proven(*owner), std::cmp::Reverse(*since)));
+            for (owner, _, key) in tally.claims.into_iter().take(least) {
+                over.push(key);
+                self.claims.proven.remove(&owner);
+            }
             missing_in_all += least;
         }
         if missing_in_all >= MANY_MISSING {
@@ -190,6 +227,20 @@ impl Cluster {
         }
         for key in over {
             self.on_ended(now, key);
+        }
+    }
+
+    /// Where a report shows all that is charged, it shows what each conductor placed there.
+    fn prove(&mut self, tallies: &BTreeMap<NodeStart, Tally>) {
+        let mut counts = BTreeMap::<ConductorId, usize>::new();
+        for (start, tally) in tallies {
+            if tally.all <= shown(&self.nodes, start) {
+                tally.placed.iter().for_each(|owner| *counts.entry(*owner).or_default() += 1);
+            }
+        }
+        for (owner, count) in counts {
+            let proven = self.claims.proven.entry(owner).or_default();
+            *proven = count.max(*proven);
         }
     }
 
@@ -210,7 +261,11 @@ impl Cluster {
             let after = if charge.tail.is_some() && !charge.prefilled { NOWHERE_FOR } else { SHOWN_AFTER };
             if charge.since + after <= node.reported() {
                 tally.due += 1;
-                tally.claims.extend(charge.owner.map(|owner| (owner, key)));
+                tally.claims.extend(charge.owner.map(|owner| (owner, charge.since, key)));
+            }
+            // What was declared is charged only where reports show more than is charged.
+            if charge.ttft.is_some() && charge.since <= node.reported() {
+                tally.placed.extend(charge.owner);
             }
         }
         tallies
@@ -223,12 +278,7 @@ impl Cluster {
         }
         let charged = self.tallies(now, &mut Vec::new());
         let mut room = BTreeMap::<NodeStart, usize>::new();
-        let mut unshown = last_of_most(
-            std::mem::take(&mut self.claims.unshown).into_iter().map(|unshown| (unshown.owner, unshown)).collect(),
-        );
-        // The first ones of each conductor go first.
-        unshown.reverse();
-        for of in unshown {
+        for of in in_turns(std::mem::take(&mut self.claims.unshown)) {
             let Some(start) = of.shown_at().filter(|start| self.nodes.is_here(start)) else { continue };
             let room = room.entry(start.clone()).or_insert_with(|| {
                 let charged = charged.get(start).map_or(0, |tally| tally.all);
@@ -418,6 +468,80 @@ mod tests {
         cluster.on_tick(now + SECOND / 4);
         pass(&mut cluster, &mut now, 2 * SECOND, 2);
         assert_eq!(claimed(&cluster, HONEST), 4);
+    }
+
+    /// Asks for so many nodes for a conductor, as its follower does. How many are placed.
+    fn ask(cluster: &mut Cluster, now: Instant, owner: ConductorId, keys: std::ops::Range<u128>) -> usize {
+        let mut placed = 0;
+        for n in keys {
+            if cluster.claims_refused(now, owner).is_none() {
+                placed += usize::from(place(cluster, now, &request(n, &[])).is_ok());
+                cluster.claim(owner, key(n));
+            }
+        }
+        placed
+    }
+
+    #[test]
+    fn claims_that_no_report_shows_limit_none_of_those_that_reports_show() {
+        let mut now = Instant::now();
+        let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
+        report(&mut cluster, now, 0);
+        ask(&mut cluster, now, LIAR, 5000..5016);
+        pass(&mut cluster, &mut now, 3 * SECOND, 0);
+        assert!(cluster.claims.limited_until.is_some_and(|until| until > now + 30 * SECOND));
+        assert_eq!(ask(&mut cluster, now, HONEST, 0..2), 2);
+        // The honest one has one at each prefill node. The others ask and send nothing, for ever.
+        pass(&mut cluster, &mut now, SECOND, 1);
+        for round in 1..6 {
+            let liar = ConductorId(1000 + round as u64);
+            ask(&mut cluster, now, liar, 1000 * round..1000 * round + 16);
+            pass(&mut cluster, &mut now, 3 * SECOND, 1);
+            assert_eq!((claimed(&cluster, HONEST), claimed(&cluster, liar)), (2, 0), "{round}: who is given back");
+            assert!(cluster.is_proven(HONEST) && !cluster.is_proven(liar));
+            let more = 100 * round..100 * round + 6;
+            assert_eq!(ask(&mut cluster, now, HONEST, more.clone()), 6, "{round}: more than the share of others");
+            more.for_each(|n| cluster.on_ended(now, key(n)));
+        }
+    }
+
+    #[test]
+    fn conductors_of_which_no_report_shows_anything_have_one_share() {
+        let mut now = Instant::now();
+        let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
+        report(&mut cluster, now, 0);
+        ask(&mut cluster, now, LIAR, 0..16);
+        pass(&mut cluster, &mut now, 3 * SECOND, 0);
+        for round in 1..4 {
+            let many = (0..64).map(|n| {
+                ask(&mut cluster, now, ConductorId(1000 + n), {
+                    let first = u128::from(n) * 100 + 10_000 * round;
+                    first..first + 16
+                })
+            });
+            assert_eq!(many.sum::<usize>(), LEAST_SHARE, "{round}");
+            assert!(!is_full(&mut cluster, now));
+            pass(&mut cluster, &mut now, 4 * SECOND, 0);
+            assert_eq!(cluster.placed(), 0);
+        }
+    }
+
+    #[test]
+    fn what_a_report_showed_stays_if_later_claims_are_not_shown() {
+        let mut now = Instant::now();
+        let mut cluster = cluster(now, PlacementKind::MinTotalDelay);
+        report(&mut cluster, now, 0);
+        ask(&mut cluster, now, HONEST, 100..106);
+        pass(&mut cluster, &mut now, 2 * SECOND, 3);
+        // Fewer than the honest one has, with keys before and after; some say that they decode.
+        ask(&mut cluster, now, LIAR, 0..2);
+        ask(&mut cluster, now, LIAR, 200..202);
+        cluster.update_ledger(now, key(0), &LedgerEntry::FirstToken);
+        pass(&mut cluster, &mut now, SECOND, 3);
+        cluster.update_ledger(now, key(200), &LedgerEntry::FirstToken);
+        pass(&mut cluster, &mut now, 3 * SECOND, 3);
+        assert_eq!(claimed(&cluster, HONEST), 6);
+        assert!(claimed(&cluster, LIAR) <= 2, "{}: decode nodes show three each", claimed(&cluster, LIAR));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::{Cluster, ClusterNode, PromptsAtDecode};
 const RETURN_TIME: Duration = Duration::from_secs(60);
 
 /// The largest prompt that ready nodes held, and when they last did. A node that takes another's
-/// place and claims less makes no request the client's to mend.
+/// place and claims less makes no request the client's to mend, however long it stays.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LargestPrompt {
     tokens: u32,
@@ -61,10 +61,12 @@ impl Cluster {
         }
     }
 
-    /// The largest prompt that ready nodes held lately.
+    /// The largest prompt that ready nodes held lately, or before those that are here came.
     pub(super) fn held_lately(&self, now: Instant) -> u32 {
-        let lately = |held: &LargestPrompt| now.saturating_duration_since(held.at) < RETURN_TIME;
-        self.largest_prompt.filter(lately).map_or(0, |held| held.tokens)
+        let Some(held) = self.largest_prompt else { return 0 };
+        let is_later = |node: &ClusterNode| node.is_ready() && node.joined() > held.at;
+        let counts = now.saturating_duration_since(held.at) < RETURN_TIME || self.nodes().any(is_later);
+        if counts { held.tokens } else { 0 }
     }
 
     /// Tokens of the largest prompt, and of the largest sequence, that these nodes hold.
@@ -140,6 +142,7 @@ mod tests {
             cluster.on_node_left(now, &super::super::tests::id("liar"), Generation(1));
         }
         // In the place of others, under their names.
+        let now = now + Duration::from_millis(1);
         for (name, role) in [("p0", NodeRole::Prefill), ("d0", NodeRole::Decode)] {
             let mut later = NodeInfo { context_length: 17, ..info(name, role, 2) };
             later.profile.chunk_tokens = 1;
@@ -148,8 +151,14 @@ mod tests {
         let limits = cluster.sequence_limits(now).unwrap();
         assert_eq!((limits.prompt, limits.prompt_soon), (16, before.prompt), "for now, and not for good");
         assert_eq!(refusal(&mut cluster, now, &request(0, &[])).0, ErrorKind::Unavailable, "not the client's to mend");
-        let later = now + RETURN_TIME;
-        assert_eq!(cluster.sequence_limits(later).unwrap().prompt_soon, 16, "they are what there is");
+        for later in [now + RETURN_TIME, now + 100 * RETURN_TIME] {
+            for node in ["p0", "d0"] {
+                cluster.on_load(later, &super::super::tests::id(node), baton_types::Load::default());
+            }
+            cluster.on_tick(later);
+            assert_eq!(cluster.sequence_limits(later).unwrap().prompt_soon, before.prompt, "as long as they stay");
+            assert_eq!(refusal(&mut cluster, later, &request(0, &[])).0, ErrorKind::Unavailable);
+        }
     }
 
     #[test]

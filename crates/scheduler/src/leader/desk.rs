@@ -10,10 +10,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_types::{
-    BlockHash, ConductorId, Declared, DecodeTarget, ErrorKind, FromLeader, MigrationQuestion, NodeId, PlaceQuestion,
-    Question, RequestKey, ToLeader,
+    BlockHash, ConductorId, Declared, DecodeTarget, ErrorKind, FromLeader, MigrationQuestion, NodeId, NodeStart,
+    PlaceQuestion, Question, RequestKey, ToLeader,
 };
 
+use super::term::Denials;
 use super::{Followers, Placed};
 use crate::cluster::{Cluster, Explanation};
 use crate::placement::{PlacementRequest, Refusal};
@@ -118,7 +119,7 @@ pub struct OtherTerm {
 
 /// A term that a node has told of, later than the one that is known here. Until etcd says whose it
 /// is, nothing is placed: the node would refuse it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Heard {
     term: u64,
     /// Counts what is heard, of all nodes.
@@ -156,10 +157,14 @@ pub struct Desk<E> {
     /// Of the last leader, by its key. What was placed in earlier terms the next leader is told:
     /// jobs are of this one.
     term: u64,
-    /// By node: at most one term each.
-    heard: BTreeMap<NodeId, Heard>,
+    /// By node: the first term that etcd is asked about, and the last one since.
+    heard: BTreeMap<NodeStart, Vec<Heard>>,
     /// How often something was heard.
     heard_so_far: u64,
+    /// What etcd does not name, of all nodes.
+    denials: Denials,
+    /// So many terms were denied that what nodes tell of is in no doubt.
+    is_sure: bool,
     /// What is charged for this conductor's requests, wherever.
     placed: Placed,
     /// Questions that are not answered, by the attempt that they name.
@@ -182,6 +187,8 @@ impl<E> Desk<E> {
             term: 0,
             heard: BTreeMap::new(),
             heard_so_far: 0,
+            denials: Denials::default(),
+            is_sure: false,
             placed: Placed::default(),
             waiting: BTreeMap::new(),
             followers: Followers::default(),
@@ -216,9 +223,10 @@ impl<E> Desk<E> {
         self.is_certain() && matches!(self.role, Role::Leads { .. } | Role::Follows { greeted: true, .. })
     }
 
-    /// Whether no node tells of a later leader than this conductor knows.
+    /// Whether no node tells of a later leader than this conductor knows, or etcd has named none
+    /// again and again.
     pub fn is_certain(&self) -> bool {
-        self.heard.is_empty()
+        self.heard.is_empty() || self.is_sure
     }
 
     /// The stream to the leader that is followed.
@@ -418,8 +426,15 @@ impl<E> Desk<E> {
 
     fn on_term(&mut self, term: u64) {
         self.term = term;
-        self.heard.retain(|_, heard| heard.term > term);
+        self.denials = Denials::default();
+        self.is_sure = false;
+        self.keep_heard(|heard| heard.term > term);
         self.effects.push_back(DeskEffect::NameLeader { term });
+    }
+
+    fn keep_heard(&mut self, keeps: impl Fn(&Heard) -> bool) {
+        self.heard.values_mut().for_each(|heard| heard.retain(&keeps));
+        self.heard.retain(|_, heard| !heard.is_empty());
     }
 
     /// The conductor that leads is reached, and is told all from the beginning.
@@ -455,7 +470,7 @@ impl<E> Desk<E> {
     pub fn on_heard(
         &mut self,
         now: Instant,
-        node: &NodeId,
+        node: &NodeStart,
         term: u64,
         cluster: &mut Cluster,
         random: &mut impl FnMut() -> u64,
@@ -466,8 +481,12 @@ impl<E> Desk<E> {
             }
             return None;
         }
+        self.is_sure = self.denials.is_sure(now);
         self.heard_so_far += 1;
-        self.heard.insert(node.clone(), Heard { term, number: self.heard_so_far });
+        let heard = self.heard.entry(node.clone()).or_default();
+        // The first one stays: etcd's answer to it would always be too old for the last one.
+        heard.truncate(1);
+        heard.push(Heard { term, number: self.heard_so_far });
         Some(self.heard_so_far)
     }
 
@@ -482,10 +501,17 @@ impl<E> Desk<E> {
         random: &mut impl FnMut() -> u64,
     ) {
         // What is true is taken with its leader.
-        let is_false = |_: &NodeId, of: &mut Heard| of.number <= heard && of.term != term;
-        for (node, Heard { term, .. }) in self.heard.extract_if(.., is_false) {
-            self.effects.push_back(DeskEffect::DenyTerm { node, term });
+        let is_false = |of: &Heard| of.number <= heard && of.term != term;
+        let told = self.heard.iter().flat_map(|(node, told)| told.iter().map(move |told| (node, told)));
+        let denied = told.filter(|(_, of)| is_false(of));
+        let denied: Vec<_> =
+            denied.map(|(node, of)| DeskEffect::DenyTerm { node: node.node.clone(), term: of.term }).collect();
+        if !denied.is_empty() {
+            self.denials.on_denied(now);
         }
+        self.effects.extend(denied);
+        self.keep_heard(|of| !is_false(of));
+        self.is_sure = term == self.term && self.denials.is_sure(now);
         self.go_on(now, cluster, random);
     }
 
@@ -510,6 +536,7 @@ impl<E> Desk<E> {
 
     /// Time has passed.
     pub fn on_tick(&mut self, now: Instant, cluster: &mut Cluster, random: &mut impl FnMut() -> u64) {
+        self.is_sure &= self.denials.is_sure(now);
         if self.leads() {
             self.settle(now, cluster, random);
             self.followers.on_tick(now, cluster);
@@ -598,6 +625,9 @@ impl<E> Desk<E> {
         if !self.followers.on_greeted(now, cluster, who, attempts) {
             return None;
         }
+        // It made room for this one.
+        let forgotten = self.streams.extract_if(.., |who, _| !self.followers.knows(*who));
+        self.effects.extend(forgotten.map(|(_, stream)| DeskEffect::EndStream(stream)));
         let stream = StreamId(self.begin());
         if let Some(before) = self.streams.insert(who, stream) {
             // What it still has to say was said before what is declared now.
@@ -764,6 +794,10 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    fn start(node: &str) -> NodeStart {
+        NodeStart { node: id(node), generation: baton_types::Generation(1) }
+    }
+
     fn desk(id: u64) -> (Desk<()>, Cluster, Instant) {
         let now = Instant::now();
         (Desk::new(ConductorId(id)), cluster(now, PlacementKind::MinTotalDelay), now)
@@ -817,8 +851,9 @@ mod tests {
         let (mut desk, mut cluster, now) = desk(1);
         desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
         for (n, term) in [6, u64::MAX - 1, u64::MAX].into_iter().enumerate() {
-            let number = desk.on_heard(now, &id("p0"), term, &mut cluster, &mut || 0).unwrap();
-            desk.on_heard(now, &id("d0"), term, &mut cluster, &mut || 0).unwrap();
+            let now = now + 10 * SECOND * n as u32;
+            let number = desk.on_heard(now, &start("p0"), term, &mut cluster, &mut || 0).unwrap();
+            desk.on_heard(now, &start("d0"), term, &mut cluster, &mut || 0).unwrap();
             assert!(asks(&mut desk, 2 * n as u128, &mut cluster, now).is_none() && !desk.has_leader());
             effects(&mut desk);
             desk.on_etcd_named(now, 5, number, &mut cluster, &mut || 0);
@@ -835,10 +870,56 @@ mod tests {
     }
 
     #[test]
+    fn end_of_an_earlier_start_of_a_node_takes_nothing_back_that_the_later_one_told() {
+        let (mut desk, mut cluster, now) = desk(1);
+        desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
+        let later = NodeStart { generation: baton_types::Generation(2), ..start("p0") };
+        desk.on_heard(now, &start("p0"), 9, &mut cluster, &mut || 0);
+        desk.on_heard(now, &later, 9, &mut cluster, &mut || 0);
+        desk.on_heard(now, &start("p0"), 0, &mut cluster, &mut || 0);
+        assert!(!desk.is_certain(), "the later one still refuses");
+        desk.on_heard(now, &later, 0, &mut cluster, &mut || 0);
+        assert!(desk.is_certain());
+    }
+
+    #[test]
+    fn false_terms_faster_than_etcd_can_be_asked_stop_no_placement() {
+        let (mut desk, mut cluster, began) = desk(1);
+        desk.on_elected(began, 5, Duration::ZERO, &mut cluster, &mut || 0);
+        let step = Duration::from_millis(1);
+        let mut stopped = Duration::ZERO;
+        let mut asked = 0;
+        // A thousand a second, of three nodes in turn and of starts that come and go. Etcd answers
+        // to what was heard a tenth of a second before.
+        for n in 0..10_000_u32 {
+            let now = began + step * n;
+            let node = NodeStart {
+                generation: baton_types::Generation(u64::from(n / 50)),
+                ..start(["p0", "p1", "d0"][n as usize % 3])
+            };
+            let number = desk.on_heard(now, &node, 1000 + u64::from(n), &mut cluster, &mut || 0).unwrap();
+            if n % 100 == 0 {
+                desk.on_etcd_named(now, 5, asked, &mut cluster, &mut || 0);
+                desk.on_tick(now, &mut cluster, &mut || 0);
+                asked = number;
+            }
+            if !desk.is_certain() {
+                stopped += step;
+            }
+        }
+        assert!(stopped < SECOND, "{stopped:?} of 10 s");
+        // What etcd names then is true, however sure it was.
+        let now = began + 10 * SECOND;
+        desk.on_heard(now, &start("p0"), 1 << 40, &mut cluster, &mut || 0).unwrap();
+        desk.on_etcd_named(now, 1 << 40, u64::MAX, &mut cluster, &mut || 0);
+        assert!(!desk.is_certain() && asks(&mut desk, 1, &mut cluster, now).is_none());
+    }
+
+    #[test]
     fn later_term_is_in_doubt_until_it_is_taken_or_no_node_tells_of_it() {
         let (mut desk, mut cluster, now) = desk(1);
         desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
-        let number = desk.on_heard(now, &id("p0"), 9, &mut cluster, &mut || 0).unwrap();
+        let number = desk.on_heard(now, &start("p0"), 9, &mut cluster, &mut || 0).unwrap();
         desk.on_etcd_named(now, 9, number, &mut cluster, &mut || 0);
         assert!(asks(&mut desk, 1, &mut cluster, now).is_none(), "it is true");
         desk.on_other_leads(now, 9, &mut cluster);
@@ -847,9 +928,9 @@ mod tests {
         assert!(desk.has_leader());
         effects(&mut desk);
         // The session with the liar ends, or its node's does: etcd need not be there.
-        desk.on_heard(now, &id("p0"), u64::MAX, &mut cluster, &mut || 0);
+        desk.on_heard(now, &start("p0"), u64::MAX, &mut cluster, &mut || 0);
         assert!(asks(&mut desk, 2, &mut cluster, now).is_none() && effects(&mut desk).is_empty());
-        assert_eq!(desk.on_heard(now, &id("p0"), 0, &mut cluster, &mut || 0), None);
+        assert_eq!(desk.on_heard(now, &start("p0"), 0, &mut cluster, &mut || 0), None);
         assert!(matches!(&effects(&mut desk)[..], [DeskEffect::Tell(_, ToLeader::Ask(of))] if of.key() == key(2)));
         assert!(desk.has_leader());
     }
@@ -858,7 +939,7 @@ mod tests {
     fn question_in_doubt_is_refused_after_ten_seconds() {
         let (mut desk, mut cluster, now) = desk(1);
         desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
-        desk.on_heard(now, &id("p0"), 9, &mut cluster, &mut || 0);
+        desk.on_heard(now, &start("p0"), 9, &mut cluster, &mut || 0);
         assert!(asks(&mut desk, 1, &mut cluster, now).is_none());
         effects(&mut desk);
         desk.on_tick(now + PATIENCE, &mut cluster, &mut || 0);
@@ -869,9 +950,9 @@ mod tests {
     fn conductor_without_elections_leads_in_term_0_whatever_nodes_tell_of() {
         let (mut desk, mut cluster, now) = desk(1);
         for term in [7, u64::MAX] {
-            desk.on_heard(now, &id("p0"), term, &mut cluster, &mut || 0);
+            desk.on_heard(now, &start("p0"), term, &mut cluster, &mut || 0);
             desk.on_alone(now, &mut cluster, &mut || 0);
-            assert_eq!(desk.on_heard(now, &id("p0"), term, &mut cluster, &mut || 0), None);
+            assert_eq!(desk.on_heard(now, &start("p0"), term, &mut cluster, &mut || 0), None);
             assert_eq!((desk.leads(), desk.has_leader(), desk.term()), (true, true, 0));
             assert!(asks(&mut desk, term.into(), &mut cluster, now).is_some());
         }
@@ -910,15 +991,30 @@ mod tests {
     }
 
     #[test]
-    fn followers_are_bounded_and_those_that_went_away_make_room() {
+    fn followers_are_bounded_and_keep_no_other_out_unless_reports_show_what_they_placed() {
         let (mut desk, mut cluster, now) = desk(1);
         desk.on_elected(now, 5, Duration::ZERO, &mut cluster, &mut || 0);
-        let streams: Vec<_> =
-            (2..66).map(|id| desk.on_follower(now, ConductorId(id), &[], &mut cluster).unwrap()).collect();
-        assert!(desk.on_follower(now, ConductorId(99), &[], &mut cluster).is_none());
-        assert!(desk.on_follower(now, ConductorId(3), &[], &mut cluster).is_some(), "it is known");
+        let follow = |desk: &mut Desk<()>, cluster: &mut Cluster, at: u64, id| {
+            desk.on_follower(now + SECOND * at as u32 / 100, ConductorId(id), &[], cluster).unwrap()
+        };
+        let honest = follow(&mut desk, &mut cluster, 1, 2);
+        let question = Question::Place((&request(1, &[])).into());
+        assert!(desk.on_follower_asked(now, &honest, &question, &mut cluster, &mut || 0).is_some());
+        for node in ["p0", "p1"] {
+            let load = baton_types::Load { running: 1, ..Default::default() };
+            cluster.on_load(now + SECOND, &NodeId::new(node).unwrap(), load);
+        }
+        cluster.on_tick(now + SECOND);
+        assert!(cluster.is_proven(honest.who));
+        let streams: Vec<_> = (3..66).map(|id| follow(&mut desk, &mut cluster, id, id)).collect();
+        effects(&mut desk);
+        // One that was restarted, beside 63 that place nothing.
+        let restarted = follow(&mut desk, &mut cluster, 99, 99);
+        assert!(matches!(&effects(&mut desk)[..], [DeskEffect::EndStream(first)] if *first == streams[0].stream));
+        assert!(desk.is_current(&honest) && desk.is_current(&restarted) && !desk.is_current(&streams[0]));
         desk.on_follower_gone(now, &streams[4]);
-        assert!(desk.on_follower(now, ConductorId(99), &[], &mut cluster).is_some());
+        follow(&mut desk, &mut cluster, 100, 100);
+        assert!(effects(&mut desk).is_empty(), "one that went away makes room first");
         assert_eq!(desk.followers(), 64);
     }
 

@@ -31,50 +31,61 @@ const MAX_FOLLOWERS: usize = 64;
 /// The conductors whose requests are placed here. **Invariant**: what is charged for one that stays
 /// away is given back.
 #[derive(Debug, Default)]
-pub struct Followers {
-    /// When each went away; `None` while it is here.
-    gone: BTreeMap<ConductorId, Option<Instant>>,
+pub struct Followers(BTreeMap<ConductorId, Follower>);
+
+#[derive(Debug)]
+struct Follower {
+    greeted: Instant,
+    /// When it went away; `None` while it is here.
+    gone: Option<Instant>,
 }
 
 impl Followers {
-    /// A conductor is here, or back, and declares what it has. `false`: there are as many as may
-    /// be.
+    /// A conductor is here, or back, and declares what it has. If there are as many as may be,
+    /// another one is forgotten. `false`: reports show what each of them placed.
     pub fn on_greeted(&mut self, now: Instant, cluster: &mut Cluster, who: ConductorId, declared: &[Declared]) -> bool {
-        if self.gone.len() >= MAX_FOLLOWERS && !self.gone.contains_key(&who) && !self.forget_first_gone(now, cluster) {
+        if self.0.len() >= MAX_FOLLOWERS && !self.knows(who) && !self.forget_one(now, cluster) {
             return false;
         }
         cluster.on_declared(now, who, declared);
-        self.gone.insert(who, None);
+        self.0.insert(who, Follower { greeted: now, gone: None });
         true
     }
 
-    /// Gives back what the one had that has been away for longest. `false`: all are here.
-    fn forget_first_gone(&mut self, now: Instant, cluster: &mut Cluster) -> bool {
-        let gone = self.gone.iter().filter_map(|(who, gone)| Some(((*gone)?, *who)));
-        let Some((_, who)) = gone.min() else { return false };
+    /// Forgets the one that has been away for longest, or the first one here that has placed
+    /// nothing that a report has shown: ids are free, and must not keep others out.
+    fn forget_one(&mut self, now: Instant, cluster: &mut Cluster) -> bool {
+        let gone = self.0.iter().filter_map(|(who, of)| Some((of.gone?, *who))).min();
+        let unproven = self.0.iter().filter(|(who, _)| !cluster.is_proven(**who));
+        let Some((_, who)) = gone.or_else(|| unproven.map(|(who, of)| (of.greeted, *who)).min()) else { return false };
         cluster.end_claims(now, who);
-        self.gone.remove(&who);
+        self.0.remove(&who);
         true
+    }
+
+    /// Whether a conductor is here, or may be back.
+    pub fn knows(&self, who: ConductorId) -> bool {
+        self.0.contains_key(&who)
     }
 
     /// A conductor went away.
     pub fn on_gone(&mut self, now: Instant, who: ConductorId) {
-        if let Some(gone) = self.gone.get_mut(&who) {
-            gone.get_or_insert(now);
+        if let Some(of) = self.0.get_mut(&who) {
+            of.gone.get_or_insert(now);
         }
     }
 
     /// Gives back what was charged for those that stay away.
     pub fn on_tick(&mut self, now: Instant, cluster: &mut Cluster) {
-        let over = |gone: &Option<Instant>| gone.is_some_and(|gone| now >= gone + KEPT);
-        for (who, _) in self.gone.extract_if(.., |_, gone| over(gone)) {
+        let over = |of: &Follower| of.gone.is_some_and(|gone| now >= gone + KEPT);
+        for (who, _) in self.0.extract_if(.., |_, of| over(of)) {
             cluster.end_claims(now, who);
         }
     }
 
     /// Conductors that are here.
     pub fn len(&self) -> usize {
-        self.gone.values().filter(|gone| gone.is_none()).count()
+        self.0.values().filter(|of| of.gone.is_none()).count()
     }
 
     /// Whether no conductor is here.

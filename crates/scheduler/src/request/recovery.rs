@@ -13,7 +13,7 @@ use crate::placement::Refusal;
 pub(super) const RECOVERY_PATIENCE: Duration = Duration::from_secs(10);
 /// So many nodes may die, or hang, while they have one request: it may be what they die of.
 const MAX_DEATHS: usize = 2;
-/// How often a request is placed again because its nodes drain, had not begun, or lost a session.
+/// How often a request is placed again because its nodes drain, or had not begun.
 const MAX_UNFINISHED: u32 = 16;
 /// How soon it looks again, at first and at last. Many may look at once: each look is twice as late
 /// as the one before.
@@ -206,7 +206,9 @@ impl RequestCore {
             return;
         }
         match fault {
-            Fault::None | Fault::NoneOfNode => self.unfinished += 1,
+            // A stranger takes sessions as often as it likes: the request's deadline is the bound.
+            Fault::NoneOfNode => {}
+            Fault::None => self.unfinished += 1,
             Fault::Failed | Fault::Died => self.failures += 1,
         }
         if let (Fault::Died, RequestError::Node { node, .. }) = (fault, &why) {
@@ -229,7 +231,13 @@ impl RequestCore {
         }
         self.first_token_due = None;
         self.note(RequestNote::Retried { attempt: self.attempt(), why: why.clone() });
-        self.state = State::Recovering(Recovery::of(why, now));
+        let mut recovery = Recovery::of(why, now);
+        if fault == Fault::NoneOfNode {
+            recovery.look_at = Some(now + RECOVERY_POLL);
+            self.state = State::Recovering(recovery);
+            return;
+        }
+        self.state = State::Recovering(recovery);
         self.ask_for_nodes(now, self.failed_nodes.clone());
     }
 }

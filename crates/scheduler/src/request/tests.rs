@@ -474,9 +474,12 @@ fn replaced_sessions_are_no_deaths_and_their_nodes_are_not_avoided() {
     shell.tell(0, begun.clone());
     shell.tell(0, first(10));
     // At two nodes, and again and again.
-    for attempt in 0..6 {
+    for attempt in 0..40 {
         let node = if attempt % 2 == 0 { "d0" } else { "d1" };
         shell.core.on_node_away(shell.now, shell.now, &start(node), Departure::Replaced);
+        assert!(!shell.take().iter().any(RequestEffect::is_question), "not as fast as sessions can be taken");
+        shell.now += RECOVERY_POLL;
+        shell.core.on_wakeup(shell.now);
         let effects = shell.take();
         let Some(RequestEffect::Place { exclude, .. }) = effects.last() else { panic!("{attempt}: {effects:?}") };
         assert_eq!(exclude, &[], "the node is well");
@@ -487,10 +490,31 @@ fn replaced_sessions_are_no_deaths_and_their_nodes_are_not_avoided() {
     shell.core.on_node_away(shell.now, shell.now, &start("d0"), Departure::Died);
     assert!(matches!(shell.take().last(), Some(RequestEffect::Place { .. })));
     shell.answer(Ok(to("p0", "d1")));
-    shell.tell(7, begun);
+    shell.tell(41, begun);
     shell.core.on_node_away(shell.now, shell.now, &start("d1"), Departure::Died);
     shell.take();
     assert_eq!(shell.ended, Some(Err(RequestError::NodesDied(vec![id("d0"), id("d1")]))));
+}
+
+#[test]
+fn request_whose_sessions_are_taken_for_ever_ends_at_its_deadline() {
+    let mut shell = Shell::placed(job(4));
+    let deadline = shell.now + job(4).timeout;
+    let mut attempts = 0;
+    while shell.ended.is_none() {
+        shell.core.on_node_away(shell.now, shell.now, &start("p0"), Departure::Replaced);
+        shell.take();
+        shell.now = shell.core.next_wakeup().unwrap();
+        shell.core.on_wakeup(shell.now);
+        shell.take();
+        if shell.ended.is_none() {
+            shell.answer(Ok(to("p0", "d0")));
+            shell.take();
+            attempts += 1;
+        }
+    }
+    assert!(matches!(shell.ended, Some(Err(RequestError::TimedOut(_)))) && shell.now == deadline, "{:?}", shell.ended);
+    assert!(attempts > 16);
 }
 
 #[test]

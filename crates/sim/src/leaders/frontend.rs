@@ -424,14 +424,12 @@ impl SimFrontend {
             self.tell_node(net, &info.node, leader);
             return self.cluster.on_node_joined(now, *info);
         }
-        if self.sessions[node].is_none_or(|(known, _)| known != session) {
-            return;
-        }
+        let Some((_, generation)) = self.sessions[node].filter(|(known, _)| *known == session) else { return };
         match says {
             NodeMessage::Joined(_) => {}
             NodeMessage::Load(load) => self.cluster.on_load(now, &self.names[node], *load),
             NodeMessage::LeaderTerm(term) => {
-                if let Some(heard) = self.on_leader_term(net, node, term) {
+                if let Some(heard) = self.on_leader_term(net, node, generation, term) {
                     self.election.on_heard(&mut net.wire, heard);
                 }
             }
@@ -444,15 +442,16 @@ impl SimFrontend {
         }
     }
 
-    fn on_leader_term(&mut self, net: &Net, node: usize, term: u64) -> Option<u64> {
+    fn on_leader_term(&mut self, net: &Net, node: usize, generation: Generation, term: u64) -> Option<u64> {
         let now = self.now(net);
         let ties = &mut self.ties;
-        self.desk.on_heard(now, &self.names[node], term, &mut self.cluster, &mut || ties.next_u64())
+        let start = NodeStart { node: self.names[node].clone(), generation };
+        self.desk.on_heard(now, &start, term, &mut self.cluster, &mut || ties.next_u64())
     }
 
     fn on_session_over(&mut self, net: &mut Net, node: usize, session: u64) {
         let Some((_, generation)) = self.sessions[node].take_if(|(known, _)| *known == session) else { return };
-        self.on_leader_term(net, node, 0);
+        self.on_leader_term(net, node, generation, 0);
         let now = self.now(net);
         let lost = NodeStart { node: self.names[node].clone(), generation };
         self.cluster.on_node_goodbye(now, &lost.node, generation);

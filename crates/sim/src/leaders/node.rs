@@ -155,7 +155,7 @@ impl Node {
 
     fn tell_terms(&mut self, wire: &mut Wire, starts: &[u64]) {
         for front in 0..self.sessions.len() {
-            let term = self.term_fence.later_than_named_by(conductor(front)).unwrap_or(0);
+            let term = self.term_fence.later_than_named_by(wire.now(), conductor(front)).unwrap_or(0);
             if let Some(session) = self.sessions[front]
                 && std::mem::replace(&mut self.told_terms[front], term) != term
             {
@@ -168,10 +168,13 @@ impl Node {
     pub(super) fn on_lie(&mut self, wire: &mut Wire, liar: u64, term: u64, starts: &[u64]) {
         self.liars.insert(liar);
         self.term_fence.on_named(ConductorId(liar), term);
-        assert!(self.term_fence.admit(ConductorId(liar), term.wrapping_add(1).max(1)).is_err(), "it is not named");
+        assert!(
+            self.term_fence.admit(wire.now(), ConductorId(liar), term.wrapping_add(1).max(1)).is_err(),
+            "it is not named"
+        );
         // They may deny what they like, too: that lets only their own jobs through.
-        self.term_fence.on_denied(ConductorId(liar), self.accepted);
-        let _ = self.term_fence.admit(ConductorId(liar), term);
+        self.term_fence.on_denied(wire.now(), ConductorId(liar), self.accepted);
+        let _ = self.term_fence.admit(wire.now(), ConductorId(liar), term);
         self.tell_terms(wire, starts);
     }
 
@@ -226,7 +229,9 @@ impl Node {
             }
             Command::Leader { term, denied } => {
                 self.term_fence.on_named(conductor(front), term);
-                self.term_fence.on_denied(conductor(front), denied);
+                if denied != 0 {
+                    self.term_fence.on_denied(wire.now(), conductor(front), denied);
+                }
                 if leader_term != Some(denied) {
                     self.denied.insert((front, denied));
                 }
@@ -234,8 +239,10 @@ impl Node {
             }
             Command::Job(term, job) => {
                 let key = job.key;
-                if let Err(stale) = self.term_fence.admit(conductor(front), term) {
+                if let Err(stale) = self.term_fence.admit(wire.now(), conductor(front), term) {
                     counts.stale += 1;
+                    // It may have been sure until now.
+                    self.tell_terms(wire, starts);
                     let refused = Refused { kind: ErrorKind::Unavailable, message: stale.to_string() };
                     let failed = RequestEvent::Prefill(PrefillEvent::Failed(refused));
                     return self.says(wire, from, starts, NodeMessage::Event(key, Box::new(failed)));
@@ -244,7 +251,12 @@ impl Node {
                 let is_over = leader_term != Some(before) || !self.is_named(before);
                 // Etcd may have it again, as after it was restored.
                 let is_denied = self.denied.contains(&(front, before));
-                assert!(term >= before || is_over || is_denied, "an order of term {term} after one of term {before}");
+                // It could not deny each: for two seconds none stands in its way.
+                let is_sure = self.term_fence.is_sure(wire.now(), conductor(front));
+                assert!(
+                    term >= before || is_over || is_denied || is_sure,
+                    "an order of term {term} after one of term {before}"
+                );
                 counts.went_back += u64::from(term < before);
                 self.accepted = term;
                 counts.accepted += 1;
