@@ -78,7 +78,7 @@ sim: ## Play a trace through production's scheduling: Baton's policies, Mooncake
 	$(CARGO) build --locked --package baton-cli --bins
 	@"$(BIN)/baton" simulate --trace "$(TRACE)" --compare pairs --curve 1:4:0.5 --ttft-slo-ms 30000 --tbt-slo-ms 100 $(SIM)
 
-lint: ## Words, format, clippy, licences and sources of dependencies, lock files, rustdoc with its examples
+lint: ## Words, the table of untrusted input, format, clippy, licences and sources of dependencies, lock files, rustdoc with its examples
 	@scripts/lint.sh
 
 fmt: ## Format everything

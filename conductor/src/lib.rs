@@ -11,6 +11,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 pub mod config;
+pub mod fuzz;
 pub mod metrics;
 
 mod answer_form;

@@ -129,7 +129,7 @@ impl RunTimeSettings {
     }
 
     /// All settings with these values, checked as at a start.
-    fn with(&self, shared: &SharedSettings) -> Result<(Loaded<Settings>, Rules), RefusedSetting> {
+    pub(crate) fn with(&self, shared: &SharedSettings) -> Result<(Loaded<Settings>, Rules), RefusedSetting> {
         let known = |key: &&str| AT_RUN_TIME.contains(key);
         let values = shared.values.iter().map(|(key, value)| (key.as_str(), value.as_str()));
         let settings = self.own.with(values.filter(|(key, _)| known(key)))?;
@@ -139,7 +139,7 @@ impl RunTimeSettings {
 
     /// The next version, with some values set and others, of which nothing is given, as each
     /// conductor was started with.
-    fn next(
+    pub(crate) fn next(
         &self,
         before: &SharedSettings,
         change: &[(String, String)],
@@ -171,7 +171,7 @@ impl RunTimeSettings {
 
 /// A value that is not taken: its key, and what is wrong.
 #[derive(Debug, thiserror::Error)]
-enum RefusedSetting {
+pub(crate) enum RefusedSetting {
     #[error(transparent)]
     Form(#[from] SettingsError),
     #[error(transparent)]

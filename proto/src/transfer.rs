@@ -6,7 +6,7 @@ use crate::v1 as w;
 use crate::{InvalidMessage, generation, node_id};
 
 /// Longest name of a transport, bytes.
-const MAX_TRANSPORT: usize = 16;
+pub(crate) const MAX_TRANSPORT: usize = 16;
 /// Longest address, bytes.
 const MAX_ADDRESS: usize = 512;
 /// Most ways to one node: each transport, over several adapters.

@@ -66,6 +66,9 @@ short_runs! {
     http_body: "http-body",
     proto: "proto",
     leader: "leader",
+    leader_desk: "leader-desk",
+    node_events: "node-events",
+    node_commands: "node-commands",
     gguf: "gguf",
     safetensors: "safetensors",
     tokenizer_json: "tokenizer-json",
@@ -73,7 +76,9 @@ short_runs! {
     chat_template: "chat-template",
     grammar: "grammar",
     model_output: "model-output",
+    kv_files: "kv-files",
     settings: "settings",
+    run_time_settings: "run-time-settings",
 }
 
 #[test]

@@ -4,7 +4,8 @@ use std::borrow::Cow;
 
 use baton_types as d;
 
-use super::{InvalidMessage, count, hash, key, required, seconds, total};
+use super::{InvalidMessage, count, cut, hash, key, required, seconds, short, total};
+use crate::transfer::MAX_TRANSPORT;
 use crate::v1 as w;
 
 impl From<&d::TokenLogprobs> for w::TokenLogprobs {
@@ -39,7 +40,9 @@ pub fn token_text(bytes: &[u8]) -> (String, Vec<u8>) {
 
 impl From<w::TokenLogprobs> for d::TokenLogprobs {
     fn from(l: w::TokenLogprobs) -> Self {
-        let top = l.top.into_iter().map(|t| d::TopLogprob { token: t.token_id, logprob: t.logprob });
+        // No request asks for more.
+        let top = l.top.into_iter().take(d::MAX_TOP_LOGPROBS as usize);
+        let top = top.map(|t| d::TopLogprob { token: t.token_id, logprob: t.logprob });
         Self { logprob: l.logprob, top: top.collect() }
     }
 }
@@ -62,7 +65,7 @@ impl TryFrom<w::KvTransfer> for d::KvTransfer {
     fn try_from(t: w::KvTransfer) -> Result<Self, Self::Error> {
         Ok(Self {
             bytes: total("kv_transfer.bytes", t.bytes)?,
-            transport: t.transport,
+            transport: short("kv_transfer.transport", t.transport, MAX_TRANSPORT)?,
             elapsed: seconds("kv_transfer.seconds", t.seconds)?,
             exposed: seconds("kv_transfer.exposed_seconds", t.exposed_seconds)?,
             bytes_at_compute_end: total("kv_transfer.bytes_at_compute_end", t.bytes_at_compute_end)?,
@@ -103,7 +106,7 @@ impl From<w::Failure> for d::Refused {
     /// A kind of a later version is a bug here, not there: `Internal`.
     fn from(failure: w::Failure) -> Self {
         let kind = d::ErrorKind::ALL.into_iter().find(|kind| kind.as_str() == failure.kind);
-        Self { kind: kind.unwrap_or(d::ErrorKind::Internal), message: failure.message }
+        Self { kind: kind.unwrap_or(d::ErrorKind::Internal), message: cut(&failure.message).to_owned() }
     }
 }
 
@@ -139,7 +142,7 @@ impl TryFrom<w::PrefixFetched> for d::FetchReport {
         Ok(Self {
             tokens: count("fetched.tokens", report.tokens)?,
             bytes: total("fetched.bytes", report.bytes)?,
-            transport: report.transport,
+            transport: short("fetched.transport", report.transport, MAX_TRANSPORT)?,
             elapsed: seconds("fetched.seconds", report.seconds)?,
             failure: report.failure.map(Into::into),
         })

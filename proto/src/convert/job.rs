@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use baton_types as d;
 
-use super::{InvalidMessage, generation, key, limit, node_id, required};
+use super::{InvalidMessage, MAX_ADDRESS, MAX_SALT, at_most, generation, key, limit, node_id, required, short};
 use crate::v1 as w;
+
+/// Most tokens that end an output: a message of a client has half as many entries.
+const MAX_STOP_TOKEN_IDS: usize = 1 << 17;
 
 impl From<&d::SamplingParams> for w::NodeSampling {
     fn from(s: &d::SamplingParams) -> Self {
@@ -34,6 +37,7 @@ impl TryFrom<w::NodeSampling> for d::SamplingParams {
     type Error = InvalidMessage;
 
     fn try_from(s: w::NodeSampling) -> Result<Self, Self::Error> {
+        at_most("stop_token_ids", s.stop_token_ids.len(), MAX_STOP_TOKEN_IDS)?;
         let params = Self {
             temperature: s.temperature,
             top_k: s.top_k,
@@ -96,7 +100,7 @@ impl TryFrom<w::DecodeTarget> for d::DecodeTarget {
         Ok(Self {
             node: node_id("decode.node", &target.node)?,
             generation: generation("decode.generation", &target.generation)?,
-            address: target.address,
+            address: short("decode.address", target.address, MAX_ADDRESS)?,
             tbt: target.tbt_s.map(|tbt| limit("decode.tbt_s", tbt)).transpose()?,
         })
     }
@@ -147,7 +151,7 @@ impl TryFrom<w::FetchSource> for d::FetchSource {
         Ok(Self {
             node: node_id("fetch.node", &source.node)?,
             generation: generation("fetch.generation", &source.generation)?,
-            address: source.address,
+            address: short("fetch.address", source.address, MAX_ADDRESS)?,
             tokens: source.tokens,
         })
     }
@@ -206,7 +210,7 @@ impl w::PrefillJob {
             sampling: Arc::new(required("sampling", self.sampling)?.try_into()?),
             decode: self.decode.map(TryInto::try_into).transpose()?,
             fetch: self.fetch.map(TryInto::try_into).transpose()?,
-            salt: self.salt.into(),
+            salt: short("salt", self.salt, MAX_SALT)?.into(),
             terms: required("queue", self.queue)?.into_domain(self.priority)?,
         })
     }

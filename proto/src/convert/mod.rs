@@ -19,7 +19,7 @@ pub use node::Step;
 
 /// A message from the network does not have the form of what it stands for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {found}")]
+#[error("{field}: {}", cut(found))]
 pub struct InvalidMessage {
     /// The field of the message.
     pub field: &'static str,
@@ -68,6 +68,14 @@ pub fn key(value: Option<w::RequestKey>) -> Result<d::RequestKey, InvalidMessage
 const MAX_COUNT: u32 = 1 << 28;
 /// Most of what is counted over time, and most bytes, that are believed: sums of many fit.
 const MAX_TOTAL: u64 = 1 << 56;
+/// Longest address of a process that is believed, bytes: a scheme, a host's name and a port.
+const MAX_ADDRESS: usize = 272;
+/// Longest name of a model or a class, or digest, that is believed, bytes.
+const MAX_NAME: usize = 256;
+/// Longest salt that is believed, bytes.
+const MAX_SALT: usize = 256;
+/// Bytes of a text about an error that are kept: it is logged, and told to operators.
+const MAX_MESSAGE: usize = 1024;
 /// Longest time that is believed.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -91,6 +99,20 @@ fn at_most<T: PartialOrd + std::fmt::Display>(field: &'static str, value: T, mos
         return Err(InvalidMessage { field, found: format!("{value}, but must be at most {most}") });
     }
     Ok(value)
+}
+
+/// A text, or bytes, of which no more is kept than there can be.
+fn short<T: AsRef<[u8]>>(field: &'static str, text: T, longest: usize) -> Result<T, InvalidMessage> {
+    let bytes = text.as_ref().len();
+    if bytes > longest {
+        return Err(InvalidMessage { field, found: format!("{bytes} bytes, but must be at most {longest}") });
+    }
+    Ok(text)
+}
+
+/// What is kept of a text about an error.
+fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_MESSAGE)]
 }
 
 /// A number of tokens, blocks or requests that is not too large to be true.

@@ -2,7 +2,8 @@
 
 use baton_types as d;
 
-use super::{InvalidMessage, MAX_TOTAL, at_most, count, generation, node_id, parse, required, seconds, total};
+use super::{InvalidMessage, MAX_ADDRESS, MAX_NAME, MAX_TOTAL};
+use super::{at_most, count, generation, node_id, parse, required, seconds, short, total};
 use crate::v1 as w;
 
 impl From<&d::KvLayout> for w::KvLayout {
@@ -148,13 +149,6 @@ impl From<&d::NodeInfo> for w::NodeInfo {
     }
 }
 
-/// Longest name of a class, or digest, that is believed, bytes.
-const MAX_NAME: usize = 256;
-
-fn short(field: &'static str, text: String) -> Result<String, InvalidMessage> {
-    at_most(field, text.len(), MAX_NAME).map(|_| text)
-}
-
 impl TryFrom<w::NodeInfo> for d::NodeInfo {
     type Error = InvalidMessage;
 
@@ -168,14 +162,14 @@ impl TryFrom<w::NodeInfo> for d::NodeInfo {
             node: node_id("name", &info.name)?,
             role,
             generation: generation("generation", &info.generation)?,
-            address: info.address,
-            model: info.model,
+            address: short("address", info.address, MAX_ADDRESS)?,
+            model: short("model", info.model, MAX_NAME)?,
             vocab_size: some("vocab_size", info.vocab_size)?,
             context_length: some("context_length", info.context_length)?,
-            kv_class: short("kv_class", info.kv_class)?,
+            kv_class: short("kv_class", info.kv_class, MAX_NAME)?,
             layout: required("layout", info.layout)?.try_into()?,
             profile: required("profile", info.profile)?.try_into()?,
-            vocabulary: info.vocabulary,
+            vocabulary: short("vocabulary", info.vocabulary, MAX_NAME)?,
         })
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use baton_types as d;
 
-use super::{InvalidMessage, generation, hashes_from_bytes, key, limit, node_id, parse, required};
+use super::{InvalidMessage, MAX_SALT, generation, hashes_from_bytes, key, limit, node_id, parse, required, short};
 use crate::v1 as w;
 
 impl TryFrom<w::GrantRequest> for d::GrantRequest {
@@ -80,7 +80,7 @@ impl TryFrom<w::HandoffRequest> for d::Handoff {
             first_token: h.first_token,
             sampling: Arc::new(required("sampling", h.sampling)?.try_into()?),
             expected_bytes: h.expected_bytes,
-            salt: h.salt.into(),
+            salt: short("salt", h.salt, MAX_SALT)?.into(),
         })
     }
 }

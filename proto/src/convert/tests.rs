@@ -244,3 +244,56 @@ fn out_of_range_numbers_are_refused_by_field() {
     assert_eq!(limit("tbt_s", 1e300), Ok(LONGEST));
     assert_eq!(field(limit("tbt_s", f64::NAN)), "tbt_s");
 }
+
+#[test]
+fn texts_of_messages_are_bounded_by_field() {
+    let long = || "x".repeat(32 << 20);
+    let node = |change: fn(&mut w::NodeInfo, String)| {
+        let layout = w::KvLayout {
+            model_fingerprint: "1".into(),
+            num_layers: 1,
+            num_kv_heads: 1,
+            head_dim: 1,
+            block_tokens: 1,
+            dtype: "f16".into(),
+            num_blocks: 1,
+        };
+        let mut node = w::NodeInfo {
+            name: "p0".into(),
+            role: "prefill".into(),
+            generation: "1".into(),
+            vocab_size: 1,
+            context_length: 1,
+            layout: Some(layout),
+            profile: Some(w::NodeProfile::default()),
+            ..w::NodeInfo::default()
+        };
+        assert!(d::NodeInfo::try_from(node.clone()).is_ok());
+        change(&mut node, long());
+        d::NodeInfo::try_from(node).unwrap_err().field
+    };
+    assert_eq!(node(|node, text| node.address = text), "address");
+    assert_eq!(node(|node, text| node.model = text), "model");
+    assert_eq!(node(|node, text| node.kv_class = text), "kv_class");
+    assert_eq!(node(|node, text| node.vocabulary = text), "vocabulary");
+    let target = w::DecodeTarget { node: "d0".into(), generation: "1".into(), address: long(), tbt_s: None };
+    assert_eq!(d::DecodeTarget::try_from(target).unwrap_err().field, "decode.address");
+    let source = w::FetchSource { node: "d0".into(), generation: "1".into(), address: long(), tokens: 1 };
+    assert_eq!(d::FetchSource::try_from(source).unwrap_err().field, "fetch.address");
+    let transfer = w::KvTransfer { transport: long(), ..w::KvTransfer::default() };
+    assert_eq!(d::KvTransfer::try_from(transfer).unwrap_err().field, "kv_transfer.transport");
+    let fetched = w::PrefixFetched { transport: long(), ..w::PrefixFetched::default() };
+    assert_eq!(d::FetchReport::try_from(fetched).unwrap_err().field, "fetched.transport");
+    let refused = d::Refused::from(w::Failure { kind: "internal".into(), message: "é".repeat(1 << 20) });
+    assert_eq!(refused.message.len(), MAX_MESSAGE);
+    let finish = w::FirstToken { finish_reason: long(), ..w::FirstToken::default() };
+    let event = Some(w::prefill_event::Event::FirstToken(finish));
+    let key = Some(w::RequestKey { request_id: "1".into(), attempt: 0 });
+    let (_, event) = w::PrefillEvent { key, event }.into_domain().unwrap();
+    assert!(matches!(event, d::PrefillEvent::Failed(refused) if refused.message.len() < 2 * MAX_MESSAGE));
+    let sampling = d::SamplingParams { stop_token_ids: vec![7; 1 << 20], ..d::SamplingParams::default() };
+    let sampling = w::NodeSampling::from(&sampling);
+    assert_eq!(d::SamplingParams::try_from(sampling).unwrap_err().field, "stop_token_ids");
+    let top = vec![w::TopLogprob::default(); 1 << 20];
+    assert_eq!(d::TokenLogprobs::from(w::TokenLogprobs { top, ..Default::default() }).top.len(), 20);
+}

@@ -60,7 +60,7 @@ fn queue() -> Option<w::QueueOrdering> {
     Some(w::QueueOrdering { overtake_window_s: 1.0, max_overtaken_s: 2.0, timeout_s: 3.0, compute_s: 0.5 })
 }
 
-fn from_followers() -> Vec<w::follower_message::Message> {
+pub(super) fn from_followers() -> Vec<w::follower_message::Message> {
     use w::follower_message::Message;
     use w::ledger_update::Entry;
     let prefill = w::DeclaredPrefill { node: Some(start("prefill-0")), queue: queue(), priority: -1, tokens: 64 };
@@ -116,7 +116,7 @@ fn from_followers() -> Vec<w::follower_message::Message> {
     messages
 }
 
-fn from_leaders() -> Vec<w::leader_message::Message> {
+pub(super) fn from_leaders() -> Vec<w::leader_message::Message> {
     use w::leader_message::Message;
     use w::place_answer::Answer;
     let generation = d::Generation(9).to_string();

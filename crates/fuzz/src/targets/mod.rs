@@ -4,9 +4,14 @@ mod chat_template;
 mod connection;
 mod grammar;
 mod http;
+mod kv_files;
 mod leader;
+mod leader_desk;
 mod model_file;
 mod model_output;
+mod node_commands;
+mod node_events;
+mod nodes;
 mod proto;
 mod settings;
 mod tokenizer;
@@ -80,6 +85,33 @@ pub const TARGETS: &[Target] = &[
         short_run: 100_000,
     },
     Target {
+        name: "leader-desk",
+        read: leader_desk::play,
+        seeds: leader_desk::seeds,
+        words: &["d0", "d1", "p0", "p1"],
+        max_bytes: 16 << 10,
+        limits: limits(MIB, 200),
+        short_run: 1_500,
+    },
+    Target {
+        name: "node-events",
+        read: node_events::play,
+        seeds: node_events::seeds,
+        words: &["p0", "d0", "x0", "y0", "stop", "length", "unavailable"],
+        max_bytes: 16 << 10,
+        limits: limits(MIB, 200),
+        short_run: 3_000,
+    },
+    Target {
+        name: "node-commands",
+        read: node_commands::play,
+        seeds: node_commands::seeds,
+        words: &["p0", "p1", "d0", "debug"],
+        max_bytes: 16 << 10,
+        limits: limits(2 * MIB, 200),
+        short_run: 1_000,
+    },
+    Target {
         name: "gguf",
         read: model_file::gguf,
         seeds: model_file::gguf_seeds,
@@ -145,6 +177,15 @@ pub const TARGETS: &[Target] = &[
         short_run: 15_000,
     },
     Target {
+        name: "kv-files",
+        read: kv_files::open,
+        seeds: kv_files::seeds,
+        words: &[],
+        max_bytes: 32 << 10,
+        limits: limits(2 * MIB, 16),
+        short_run: 3_000,
+    },
+    Target {
         name: "settings",
         read: settings::load,
         seeds: settings::seeds,
@@ -152,6 +193,15 @@ pub const TARGETS: &[Target] = &[
         max_bytes: 16 << 10,
         limits: limits(MIB, 256),
         short_run: 40_000,
+    },
+    Target {
+        name: "run-time-settings",
+        read: settings::run_time,
+        seeds: settings::run_time_seeds,
+        words: settings::RUN_TIME_WORDS,
+        max_bytes: 16 << 10,
+        limits: limits(MIB, 256),
+        short_run: 10_000,
     },
 ];
 

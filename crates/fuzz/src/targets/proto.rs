@@ -119,7 +119,7 @@ fn generation() -> String {
     d::Generation(9).to_string()
 }
 
-fn node_info() -> w::NodeInfo {
+pub(super) fn node_info() -> w::NodeInfo {
     let layout = w::KvLayout {
         model_fingerprint: d::ModelFingerprint(5).to_string(),
         num_layers: 4,
@@ -157,7 +157,7 @@ fn sampling() -> w::NodeSampling {
     }
 }
 
-fn commands() -> Vec<w::node_command::Command> {
+pub(super) fn commands() -> Vec<w::node_command::Command> {
     use w::node_command::Command;
     let target = w::DecodeTarget {
         node: "decode-0".into(),
@@ -203,7 +203,7 @@ fn logprobs() -> w::TokenLogprobs {
     w::TokenLogprobs { logprob: Some(-1.0), top, ..Default::default() }
 }
 
-fn events() -> Vec<w::node_event::Event> {
+pub(super) fn events() -> Vec<w::node_event::Event> {
     use w::node_event::Event;
     use w::{decode_event, kv_event, prefill_event};
     let failure = || w::Failure { kind: "unavailable".into(), message: "gone".into() };
