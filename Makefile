@@ -1,7 +1,7 @@
 # `make` lists what there is. CI calls nothing else.
 SHELL := bash
 CARGO ?= cargo
-# Everything uses the dev profile, which has the settings of release, so that nothing is built twice.
+# Everything uses the dev profile, which has the settings of release but for ThinLTO, so that nothing is built twice.
 BUILD := $(CARGO) build --locked --workspace --bins
 BIN := $${CARGO_TARGET_DIR:-target}/debug
 

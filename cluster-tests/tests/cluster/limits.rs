@@ -98,10 +98,10 @@ async fn idle_connections_leave_file_descriptors_for_requests() -> anyhow::Resul
 
 #[tokio::test]
 async fn request_bodies_share_a_budget_that_recovers() -> anyhow::Result<()> {
-    let cluster = Cluster::mock().conductor_flags(&["--max-body-bytes-total", "120000"]).start().await?;
+    let cluster = Cluster::mock().conductor_flags(&["--max-body-bytes-total", "400000"]).start().await?;
     let large = json!({"prompt": "x".repeat(25_000), "max_tokens": 1}).to_string();
     let large = post(large.len(), &large);
-    let half = send(http(&cluster), &post(89_500, &" ".repeat(89_000))).await?;
+    let half = send(http(&cluster), &post(250_500, &" ".repeat(250_000))).await?;
     // All of it has to be there: if the two grow at once, either may be refused.
     tokio::time::sleep(SECOND).await;
     let refused = async || Ok(ask(http(&cluster), &large).await?.starts_with("HTTP/1.1 429"));

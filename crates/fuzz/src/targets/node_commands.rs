@@ -88,16 +88,20 @@ impl World {
             }
             Command::Leader(leader) => {
                 self.fence.on_named(LIAR, leader.term);
-                self.fence.on_denied(LIAR, leader.denied);
+                self.fence.on_denied(now, LIAR, leader.denied);
             }
             Command::Prefill(job) => {
-                self.fence.admit(LIAR, job.term).ok()?;
+                self.fence.admit(now, LIAR, job.term).ok()?;
                 let job = job.into_domain(LIAR).ok()?;
                 if at_prefill { self.prefill.on_submit(now, job) } else { self.decode.on_submit(now, job) }
             }
             Command::Abort(key) => {
                 let key = key.try_into().ok()?;
                 if at_prefill { self.prefill.on_abort(now, key) } else { self.decode.on_abort(now, key) }
+            }
+            Command::ForgetPrefix(forget) => {
+                let hashes = baton_proto::hashes_from_bytes("block_hashes", &forget.block_hashes).ok()?;
+                if at_prefill { self.prefill.forget_blocks(&hashes) } else { self.decode.forget_blocks(&hashes) }
             }
             Command::ClearCache(_) if at_prefill => self.prefill.clear_cache(),
             Command::ClearCache(_) => self.decode.clear_cache(),
@@ -231,7 +235,7 @@ impl World {
     /// Who called is gone.
     fn finish(&mut self) {
         self.fence.on_gone(LIAR);
-        assert_eq!(self.fence.admit(HONEST, TERM), Ok(()), "a liar's term ends with its session");
+        assert_eq!(self.fence.admit(self.now, HONEST, TERM), Ok(()), "a liar's term ends with its session");
         self.prefill.on_conductor_lost(self.now, LIAR);
         self.decode.on_conductor_lost(self.now, LIAR);
         // A handoff names any conductor.
