@@ -117,7 +117,13 @@ impl World {
 
     fn on_leader_term(&mut self, node: &str, term: u64) {
         for (desk, cluster) in [(&mut self.leader, &mut self.cluster), (&mut self.follower, &mut self.others)] {
-            let number = desk.on_heard(self.now, &d::NodeStart { node: id(node), generation: d::Generation(9) }, term, cluster, &mut first);
+            let number = desk.on_heard(
+                self.now,
+                &d::NodeStart { node: id(node), generation: d::Generation(9) },
+                term,
+                cluster,
+                &mut first,
+            );
             self.heard = self.heard.max(number.unwrap_or(0));
         }
     }
