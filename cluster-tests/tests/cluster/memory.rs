@@ -91,10 +91,13 @@ impl Random {
             }
             10 => ("/v1/completions", format!(r#"{{"prompt":[{}],"max_tokens":1}}"#, many("1"))),
             11 => ("/v1/completions", format!(r#"{{"prompt":"x","logit_bias":{{{}}}}}"#, many(r#""7":1"#))),
-            12 => ("/v1/responses", format!(r#"{{"input":[{}]}}"#, many(r#"{"role":"user","content":""}"#))),
+            12 => (
+                "/v1/responses",
+                format!(r#"{{"max_output_tokens":16,"input":[{}]}}"#, many(r#"{"role":"user","content":""}"#)),
+            ),
             13 => {
                 let call = format!(r#"{{"type":"function_call","call_id":"a","name":"f","arguments":{quoted}}}"#);
-                ("/v1/responses", format!(r#"{{"input":[{call},{user}]}}"#))
+                ("/v1/responses", format!(r#"{{"max_output_tokens":16,"input":[{call},{user}]}}"#))
             }
             14 => {
                 let block = format!(r#"{{"type":"tool_use","id":"a","name":"f","input":{{"a":{list}}}}}"#);
