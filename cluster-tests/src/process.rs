@@ -90,7 +90,8 @@ impl Process {
         Self::run(Command::new(binary(name)?), name, arguments, log).await
     }
 
-    /// The same through a command that sets bounds and becomes it: `prlimit --nofile=99`.
+    /// Starts a binary through a command that sets bounds and then becomes it, as
+    /// `prlimit --nofile=99` does, and waits until it is ready.
     pub async fn start_within(
         bounds: &[String],
         name: &str,

@@ -179,7 +179,7 @@ async fn listen_if_set(key: &'static str, address: Option<&str>) -> anyhow::Resu
     }
 }
 
-/// Of all services: clients call those of health and reflection, too.
+/// File descriptors of all services, those of health and reflection included.
 fn descriptors() -> Vec<u8> {
     [FILE_DESCRIPTORS, tonic_health::pb::FILE_DESCRIPTOR_SET, tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET].concat()
 }

@@ -117,9 +117,9 @@ pub struct TokenizedRequest {
 
 /// A request whose grammar was tried.
 pub enum Grammared {
-    /// It is checked.
+    /// A request that is checked, with its grammar if it has one.
     Checked(Box<CheckedRequest>),
-    /// It takes more effort than was made.
+    /// A request whose grammar takes more effort than was made.
     Costly(Box<TokenizedRequest>),
 }
 

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 /// Most requests of one client that wait for a turn.
 const MAX_WAITING: usize = 1024;
 
-/// Whose turn it is. Requests do not say yet whose they are: all are one client's.
+/// Client of a request. Requests do not say yet whose they are, so there is one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Client;
 

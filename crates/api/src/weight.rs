@@ -32,7 +32,7 @@ const OF_TOKENS: [&[u8]; 2] = [b"prompt", b"tokens"];
 pub struct Weight {
     /// Bytes of the text.
     bytes: usize,
-    /// Its values, at most.
+    /// Values of JSON in it, at most.
     values: usize,
     /// Token ids, at most; they are no values.
     token_ids: usize,

@@ -49,7 +49,7 @@ pub enum Calls {
 }
 
 impl Calls {
-    /// Those that it may have.
+    /// Tools that the answer may call.
     fn tools(&self) -> &[Tool] {
         match self {
             Self::None => &[],

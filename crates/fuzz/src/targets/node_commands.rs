@@ -232,7 +232,7 @@ impl World {
         assert!(self.leases.len() <= 2 * MAX_LEASES, "{} leases", self.leases.len());
     }
 
-    /// Who called is gone.
+    /// Ends the liar's session, and demands that nothing of it is left at either node.
     fn finish(&mut self) {
         self.fence.on_gone(LIAR);
         assert_eq!(self.fence.admit(self.now, HONEST, TERM), Ok(()), "a liar's term ends with its session");

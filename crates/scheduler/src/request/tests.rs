@@ -6,9 +6,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use baton_types::{
-    ConductorId, Generation, MigrationQuestion, QueueOrdering, RequestId, SamplingParams, Slo, TokenId, Ttft,
+    ConductorId, DecodeTarget, FetchReport, Generation, KvTransfer, MigrationQuestion, QueueOrdering, Refused,
+    RequestId, SamplingParams, Slo, TokenId, Ttft,
 };
 
+use super::events::HANDOFF_REPORT_TIMEOUT;
 use super::recovery::RECOVERY_PATIENCE;
 use super::*;
 
