@@ -40,7 +40,7 @@ elif [[ -z ${BATON_TEST_LONG-} ]]; then
   without 'binary(=real_traces)' "takes four minutes; the same claims run on small traces: make test-long"
 fi
 [[ $(id -u) == 0 ]] || without 'test(=ssd_tier::full_ssd_costs_cache_hits_and_fails_no_request)' "needs root, to mount a small file system"
-[[ $(id -u) == 0 ]] || without 'test(=folders::store_file_of_another_user_is_refused)' "needs root, to give a file to another user"
+[[ $(id -u) == 0 ]] || without 'test(/^folders::store_(file_of|folder_behind_a_link_of)_another_user_is_refused$/)' "needs root, to give files to another user"
 unshare -n ip link add x type veth peer name y 2>/dev/null ||
   without 'test(/^(chaos::(nodes_are_cut_off|etcd_conductors_are_cut_off|ten_minutes)|docs::chaos)/)' "needs root and iproute2, to make network namespaces"
 command -v etcd >/dev/null || install_packages "test: etcd, for several conductors" etcd-server ||

@@ -92,14 +92,7 @@ fn measure(kind: PlacementKind, explained: bool) -> bool {
             max_tokens: 1024,
             wants_decode: true,
             slo: Slo { ttft: Some(Ttft(Duration::from_secs(30))), tbt: Some(Tbt(Duration::from_millis(100))) },
-            waited: Duration::ZERO,
-            max_wait: None,
-            priority: 0,
-            bypass_cache: false,
-            exclude: &[],
-            first_completion_nodes: &[],
-            output_tokens: 0,
-            is_admitted: false,
+            ..PlacementRequest::default()
         };
         let begin = Instant::now();
         index.matches(request.block_hashes);

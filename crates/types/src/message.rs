@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// One placement of one request. Messages of an older attempt are dropped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestKey {
     /// The request.
     pub request: RequestId,

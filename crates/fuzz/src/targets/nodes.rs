@@ -1,6 +1,6 @@
 //! A small cluster, as conductors know it: what messages are played against.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use baton_scheduler::{
     AdmissionKind, Cluster, ClusterConfig, PlacementKind, PlacementRequest, Policies, PromptsAtDecode,
@@ -79,17 +79,8 @@ pub(super) fn request(n: u128) -> PlacementRequest<'static> {
     PlacementRequest {
         key: key(n),
         prompt_tokens: 40,
-        block_hashes: &[],
         max_tokens: 8,
         wants_decode: true,
-        slo: d::Slo::default(),
-        waited: Duration::ZERO,
-        max_wait: None,
-        priority: 0,
-        bypass_cache: false,
-        exclude: &[],
-        first_completion_nodes: &[],
-        output_tokens: 0,
-        is_admitted: false,
+        ..PlacementRequest::default()
     }
 }

@@ -206,6 +206,7 @@ fn store_folder_that_is_a_link_is_refused_and_what_it_leads_to_is_left() {
 }
 
 #[test]
+#[ignore = "needs root, to give a link to another user"]
 fn store_folder_behind_a_link_of_another_user_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let victim = root.path().join("victim");
@@ -218,10 +219,7 @@ fn store_folder_behind_a_link_of_another_user_is_refused() {
     fs::create_dir(victim.join("deeper")).unwrap();
     drop(open(&ours.join("kv"), &with_slots(&SMALL, SLOTS)));
     fs::remove_dir_all(victim.join("deeper")).unwrap();
-    if lchown(&link, Some(12_345), None).is_err() {
-        // Only root can give a link away.
-        return;
-    }
+    lchown(&link, Some(12_345), None).unwrap();
     for spelled in ["link/kv", "link/a/b/kv", "link/../kv", "ours/kv"] {
         let told = refused(&root.path().join(spelled), &link);
         assert!(told.ends_with("it is a symbolic link of user 12345: name the folder that it leads to"), "{told}");

@@ -74,15 +74,7 @@ pub(crate) fn request(n: u128, hashes: &[BlockHash]) -> PlacementRequest<'_> {
         block_hashes: hashes,
         max_tokens: 16,
         wants_decode: true,
-        slo: Slo::default(),
-        waited: Duration::ZERO,
-        max_wait: None,
-        priority: 0,
-        bypass_cache: false,
-        exclude: &[],
-        first_completion_nodes: &[],
-        output_tokens: 0,
-        is_admitted: false,
+        ..PlacementRequest::default()
     }
 }
 

@@ -123,18 +123,10 @@ pub(super) mod tests {
         PlacementRequest {
             key: RequestKey { request: RequestId(1), attempt: Attempt(0) },
             prompt_tokens: 1000,
-            block_hashes: &[],
             max_tokens: 200,
             wants_decode: true,
             slo: Slo { ttft: Some(Ttft(Duration::from_secs(30))), tbt: Some(Tbt(Duration::from_millis(100))) },
-            waited: Duration::ZERO,
-            max_wait: None,
-            priority: 0,
-            bypass_cache: false,
-            exclude: &[],
-            first_completion_nodes: &[],
-            output_tokens: 0,
-            is_admitted: false,
+            ..PlacementRequest::default()
         }
     }
 

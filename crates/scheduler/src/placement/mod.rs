@@ -28,7 +28,7 @@ pub use round_robin::RoundRobin;
 const LONGEST_YIELD: Duration = Duration::from_secs(5);
 
 /// What placement needs to know of a request.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct PlacementRequest<'a> {
     /// The request and attempt.
     pub key: RequestKey,

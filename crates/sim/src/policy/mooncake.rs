@@ -68,9 +68,8 @@ impl PlacementPolicy for Mooncake {
 #[cfg(test)]
 mod tests {
     use std::sync::OnceLock;
-    use std::time::Duration;
 
-    use baton_types::{Attempt, NodeId, RequestId, RequestKey, Slo};
+    use baton_types::{Attempt, NodeId, RequestId, RequestKey};
 
     use super::*;
 
@@ -82,18 +81,9 @@ mod tests {
         PlacementRequest {
             key: RequestKey { request: RequestId(1), attempt: Attempt(0) },
             prompt_tokens: 1000,
-            block_hashes: &[],
             max_tokens: 200,
             wants_decode: true,
-            slo: Slo::default(),
-            waited: Duration::ZERO,
-            max_wait: None,
-            priority: 0,
-            bypass_cache: false,
-            exclude: &[],
-            first_completion_nodes: &[],
-            output_tokens: 0,
-            is_admitted: false,
+            ..PlacementRequest::default()
         }
     }
 
